@@ -1,0 +1,1 @@
+"""Durable LLM agent runs on Ray."""

@@ -1,0 +1,240 @@
+"""What can happen to a run: one frozen model per event, one union, one strict JSON codec.
+
+Events are facts and never change: a new meaning is a new name. Every event carries `v`, the version of its own
+form, and `event_id`, by which a repeated append is recognised. Text in, text out: no pickle, and nothing in an
+event names code to run except the agent reference of `run_created`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, cast
+from uuid import uuid4
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+
+from .errors import CorruptLog
+
+Effect = Literal["read_only", "idempotent_write", "non_idempotent"]
+ResultSource = Literal["tool", "crash", "timeout", "probe", "validation", "cancel"]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Usage(_Model):
+    """Tokens of one model call, each kind priced on its own."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int = 0
+
+
+class AgentRef(_Model):
+    """Where an agent's code is: `module:name` or `/abs/file.py:name`, and the digest of its folder."""
+
+    ref: str
+    digest: str
+
+
+class _Event(_Model):
+    event_id: str = Field(default_factory=lambda: uuid4().hex)
+    v: Literal[1] = 1
+
+
+class RunCreated(_Event):
+    """A run exists. `config` is the snapshot of the agent's settings that the run obeys from now on."""
+
+    type: Literal["run_created"] = "run_created"
+    agent: AgentRef
+    input: JsonValue
+    config: dict[str, JsonValue] = Field(default_factory=dict)
+    batch: str | None = None
+    sample: str | None = None
+    correlation_id: str | None = None
+    priority: int = 0
+    metadata: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+class RunClaimed(_Event):
+    """A supervisor took the run over. `charged` counts towards the restart limit."""
+
+    type: Literal["run_claimed"] = "run_claimed"
+    epoch: int
+    owner: str
+    reason: Literal["start", "respawn", "hung", "node_lost", "recovery"]
+    charged: bool = False
+
+
+class TurnStarted(_Event):
+    type: Literal["turn_started"] = "turn_started"
+    turn_index: int
+
+
+class AssistantMessage(_Event):
+    """The model's answer. Its tool calls follow as tool_call_requested in the same append."""
+
+    type: Literal["assistant_message"] = "assistant_message"
+    turn_index: int
+    text: str
+    stop_reason: str
+    usage: Usage = Usage()
+
+
+class ToolCallRequested(_Event):
+    """The intent: durable before anything executes. `arguments` is canonical JSON text."""
+
+    type: Literal["tool_call_requested"] = "tool_call_requested"
+    turn_index: int
+    tool_call_id: str
+    provider_id: str
+    name: str
+    arguments: str
+    effect: Effect
+    idempotency_key: str
+
+
+class ToolCallStarted(_Event):
+    """The start mark of a non_idempotent attempt: from here on it may act, until `hold_s` after the commit."""
+
+    type: Literal["tool_call_started"] = "tool_call_started"
+    tool_call_id: str
+    attempt: int
+    nonce: str
+    node: str
+    boot_id: str
+    pid: int
+    pid_started: float
+    lock: str
+    hold_s: float
+
+
+class ToolCallRetried(_Event):
+    """The call is dispatched again; `attempt` is the new attempt's number."""
+
+    type: Literal["tool_call_retried"] = "tool_call_retried"
+    tool_call_id: str
+    attempt: int
+    reason: str
+
+
+class ToolCallUnsettled(_Event):
+    """It is unknown whether this attempt's effect happened, and no probe could tell."""
+
+    type: Literal["tool_call_unsettled"] = "tool_call_unsettled"
+    tool_call_id: str
+    attempt: int
+    why: str
+
+
+class ToolResult(_Event):
+    """The one result of a call. `content` is JSON text."""
+
+    type: Literal["tool_result"] = "tool_result"
+    tool_call_id: str
+    attempt: int
+    content: str
+    is_error: bool = False
+    source: ResultSource = "tool"
+
+
+class ToolEvidence(_Event):
+    """What an attempt reported too late to count as the call's result. It changes no state."""
+
+    type: Literal["tool_evidence"] = "tool_evidence"
+    tool_call_id: str
+    attempt: int
+    content: str
+    is_error: bool
+    why: str
+
+
+class CancelRequested(_Event):
+    type: Literal["cancel_requested"] = "cancel_requested"
+    by: str
+    reason: str = ""
+
+
+class RunCompleted(_Event):
+    type: Literal["run_completed"] = "run_completed"
+    output: JsonValue
+    stop_reason: str
+
+
+class RunFailed(_Event):
+    """`code` is for programs, `message` for people; `tool_call_id` names the call that is to blame, if one is."""
+
+    type: Literal["run_failed"] = "run_failed"
+    code: str
+    message: str
+    phase: str
+    tool_call_id: str | None = None
+
+
+class RunCancelled(_Event):
+    type: Literal["run_cancelled"] = "run_cancelled"
+    reason: str
+
+
+class RunRequeued(_Event):
+    type: Literal["run_requeued"] = "run_requeued"
+    by: str
+
+
+Event = (
+    RunCreated
+    | RunClaimed
+    | TurnStarted
+    | AssistantMessage
+    | ToolCallRequested
+    | ToolCallStarted
+    | ToolCallRetried
+    | ToolCallUnsettled
+    | ToolResult
+    | ToolEvidence
+    | CancelRequested
+    | RunCompleted
+    | RunFailed
+    | RunCancelled
+    | RunRequeued
+)
+
+_adapter: Final[TypeAdapter[Event]] = TypeAdapter(Annotated[Event, Field(discriminator="type")])
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An event in its place: `seq` counts from 1 without gaps, `at` is the store's clock in seconds."""
+
+    seq: int
+    at: float
+    epoch: int
+    event: Event
+
+
+def encode(event: Event) -> str:
+    """The event as JSON text. Raises ValueError for text that is not valid Unicode."""
+    return event.model_dump_json()
+
+
+def decode(text: str | bytes) -> Event:
+    """The event of a JSON text. Raises CorruptLog."""
+    try:
+        return _adapter.validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise CorruptLog(f"an event cannot be read ({where}: {first['msg']}): {text[:120]!r}") from error
+
+
+def canonical(value: Any) -> str:
+    """JSON text with sorted keys and no spaces, equal for equal values. Raises ValueError for NaN and infinities."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def json_value(text: str) -> JsonValue:
+    """The value of a JSON text."""
+    return cast(JsonValue, json.loads(text))

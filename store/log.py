@@ -1,0 +1,305 @@
+"""What an event log is: rows, commands, verdicts and the protocol that every log implements.
+
+A command is a request to append under a guard. There are three kinds (who may append, and what is compared):
+the owner's (`Append`, `Retry`: epoch and position), facts (`Mark`, `Leave`, `Result`, `Unsettle`: the call's own
+row) and decisions (`Create`, `Claim`, `Answer`, `Cancel`, `Requeue`, `Abandon`: what they decide on). All guards
+are compared inside the transaction that appends. Every command may be sent again when its answer was lost; facts
+and decisions then answer "already there", permissions (`Mark`, `Leave`, `Claim`) are checked anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from .errors import PerdureError
+from .events import (
+    CancelRequested,
+    Event,
+    RunCreated,
+    RunFailed,
+    RunRequeued,
+    Stored,
+    ToolCallRetried,
+    ToolCallStarted,
+    ToolCallUnsettled,
+    ToolResult,
+    Usage,
+)
+from .states import Status
+
+Clock = Callable[[], float]
+"""Seconds since the epoch on the store's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """The projection of a run, updated in the transaction of every append. `seq` is the newest event's."""
+
+    run_id: str
+    status: Status
+    seq: int
+    epoch: int
+    agent: str
+    digest: str
+    batch: str | None
+    sample: str | None
+    priority: int
+    created_at: float
+    updated_at: float
+    turns: int = 0
+    usage: Usage = field(default_factory=Usage)
+    cancel: bool = False
+    claim_id: str = ""
+    charges: tuple[float, ...] = ()
+    """Times of the claims that count towards the restart limit."""
+    error: str | None = None
+    """Error code of a failed run, reason of a cancelled one."""
+    end_seq: int | None = None
+    """seq of the terminal event."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallRow:
+    """The projection of a tool call. It is open while `result_seq` is None."""
+
+    run_id: str
+    tool_call_id: str
+    turn_index: int
+    name: str
+    effect: str
+    attempt: int = 1
+    started_attempt: int = 0
+    """The newest attempt that holds a start mark, 0 for none."""
+    nonce: str = ""
+    """The task that owns the mark."""
+    started_at: float = 0.0
+    hold_s: float = 0.0
+    node: str = ""
+    boot_id: str = ""
+    pid: int = 0
+    pid_started: float = 0.0
+    lock: str = ""
+    unsettled: bool = False
+    result_seq: int | None = None
+    result_id: str = ""
+    evidence_id: str = ""
+    evidence_seq: int | None = None
+    """seq of the newest evidence that reports a success."""
+
+    @property
+    def started(self) -> bool:
+        """Whether the current attempt may have acted."""
+        return self.started_attempt == self.attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to work on a store, and the process that has it."""
+
+    name: str
+    nonce: str
+    node: str
+    boot_id: str
+    pid: int
+    pid_started: float
+    expires_at: float
+
+
+# -- commands ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    run_id: str
+    event: RunCreated
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Take a run over: granted when the run is live, its epoch is `seen_epoch` and `lease` is the supervisor's."""
+
+    run_id: str
+    event_id: str
+    lease: str
+    seen_epoch: int
+    reason: Literal["start", "respawn", "hung", "node_lost", "recovery"] = "start"
+    charged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """The owner's append behind `expected_seq`. Without events it only asks whether the caller still is the owner.
+
+    What stands behind `expected_seq` already may be a prefix of `events` (an append whose answer was lost, or
+    the start of a turn that was sent ahead): then the rest is appended.
+    """
+
+    run_id: str
+    epoch: int
+    expected_seq: int
+    events: tuple[Event, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Permission for a non_idempotent attempt to begin, by compare-and-set."""
+
+    run_id: str
+    event: ToolCallStarted
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Permission for an attempt of another class to begin. Appends nothing."""
+
+    run_id: str
+    tool_call_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Open attempt `event.attempt`, one above the present one, before its task exists."""
+
+    run_id: str
+    epoch: int
+    event: ToolCallRetried
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What an attempt reports. It becomes the call's result or evidence; the verdict says which."""
+
+    run_id: str
+    event: ToolResult
+
+
+@dataclass(frozen=True, slots=True)
+class Unsettle:
+    run_id: str
+    event: ToolCallUnsettled
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A probe's word that `event.attempt`, still the current one, happened."""
+
+    run_id: str
+    event: ToolResult
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    run_id: str
+    event: CancelRequested
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    run_id: str
+    event: RunRequeued
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """The supervisor ends a run that it may not start again."""
+
+    run_id: str
+    lease: str
+    seen_epoch: int
+    event: RunFailed
+
+
+Command = Create | Claim | Append | Mark | Leave | Retry | Result | Unsettle | Answer | Cancel | Requeue | Abandon
+
+Reason = Literal[
+    "not_found",
+    "exists",
+    "conflict",
+    "stale_epoch",
+    "stale_lease",
+    "ended",
+    "not_ended",
+    "cancelled",
+    "closed",
+    "superseded",
+    "taken",
+    "illegal",
+]
+
+
+class Refused(PerdureError):
+    """A command whose guard did not hold; nothing was appended. `newer` are the events that a conflict missed."""
+
+    def __init__(self, reason: Reason, message: str, newer: tuple[Stored, ...] = ()) -> None:
+        super().__init__(message)
+        self.reason, self.newer = reason, newer
+
+    def __reduce__(self) -> tuple[type[Refused], tuple[Reason, str, tuple[Stored, ...]]]:
+        return type(self), (self.reason, self.message, self.newer)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A command whose guard held. `events` are those that it stands for, `already` if they were there before."""
+
+    row: RunRow
+    events: tuple[Stored, ...] = ()
+    already: bool = False
+    calls: tuple[CallRow, ...] = ()
+    """The run's open calls afterwards."""
+
+
+Verdict = Accepted | Refused
+
+
+class EventLog(Protocol):
+    """The one truth about all runs. Implementations: MemoryLog, SqlLog."""
+
+    async def commit(self, commands: Sequence[Command]) -> list[Verdict]:
+        """Apply the commands in order in one durable transaction, each with a verdict of its own.
+
+        Raises StoreUnavailable when nothing, or nothing certain, was written.
+        """
+        ...
+
+    async def read(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Stored]:
+        """The run's events with seq > after, in order. Empty for an unknown run."""
+        ...
+
+    async def run(self, run_id: str) -> RunRow | None: ...
+
+    async def runs(
+        self,
+        *,
+        statuses: Sequence[Status] | None = None,
+        batch: str | None = None,
+        ids: Sequence[str] | None = None,
+        prefix: str | None = None,
+        oldest_first: bool = False,
+        limit: int | None = None,
+    ) -> list[RunRow]:
+        """Runs that match all filters; by priority and age if `oldest_first`, else the newest first."""
+        ...
+
+    async def counts(self, batch: str | None = None) -> dict[Status, int]:
+        """How many runs are in each status."""
+        ...
+
+    async def calls(self, run_id: str) -> list[CallRow]:
+        """All calls of a run, in order of request."""
+        ...
+
+    async def lease(self, name: str) -> Lease | None: ...
+
+    async def take_lease(self, lease: Lease, instead_of: str | None) -> bool:
+        """Compare-and-set: write `lease` if the present holder's nonce is `instead_of` (None: nobody holds it)."""
+        ...
+
+    async def drop_lease(self, name: str, nonce: str) -> None:
+        """Give a lease back; nothing happens when `nonce` does not hold it."""
+        ...
+
+    async def close(self) -> None: ...

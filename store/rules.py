@@ -1,0 +1,445 @@
+"""The guards of every command, pure, over the rows of one transaction.
+
+A log loads the rows that a group of commands touches, lets a `Book` judge the commands one by one, and writes
+what the Book has gathered, all in one transaction. So the rules stand here once for every log, and what they
+compare is what the database holds: nobody's memory is trusted. A refused command leaves the Book as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import assert_never
+
+from .errors import IllegalTransition
+from .events import (
+    AssistantMessage,
+    Event,
+    RunCancelled,
+    RunClaimed,
+    RunCompleted,
+    RunCreated,
+    RunFailed,
+    RunRequeued,
+    Stored,
+    ToolCallRequested,
+    ToolCallRetried,
+    ToolCallStarted,
+    ToolCallUnsettled,
+    ToolEvidence,
+    ToolResult,
+    TurnStarted,
+    Usage,
+    canonical,
+)
+from .log import (
+    Abandon,
+    Accepted,
+    Answer,
+    Append,
+    CallRow,
+    Cancel,
+    Claim,
+    Command,
+    Create,
+    Leave,
+    Mark,
+    Reason,
+    Refused,
+    Requeue,
+    Result,
+    Retry,
+    RunRow,
+    Unsettle,
+    Verdict,
+)
+from .states import TERMINAL, Status, status_after
+
+Key = tuple[str, str]
+_OWNERS_EVENTS = (
+    TurnStarted,
+    AssistantMessage,
+    ToolCallRequested,
+    ToolResult,
+    RunCompleted,
+    RunFailed,
+    RunCancelled,
+)
+CHARGES_KEPT = 20
+
+
+def closing_text(call: CallRow) -> str:
+    """What is true of an open call that is closed without a result of its own."""
+    if call.effect == "non_idempotent" and not call.started:
+        return "cancelled: never started"
+    if call.effect == "non_idempotent":
+        return f"cancelled: outcome unknown, attempt {call.attempt} had started and may have taken effect"
+    if call.effect == "idempotent_write":
+        return "cancelled: may have run, its idempotency key is in the log"
+    return "cancelled: not needed any more, may have been read"
+
+
+def closing_results(calls: Sequence[CallRow]) -> tuple[ToolResult, ...]:
+    """One result for each open call of a run that is cancelled."""
+    return tuple(
+        ToolResult(
+            tool_call_id=call.tool_call_id,
+            attempt=call.attempt,
+            content=canonical(closing_text(call)),
+            is_error=True,
+            source="cancel",
+        )
+        for call in calls
+    )
+
+
+class Book:
+    """The rows of one transaction: judged, changed in memory, written by the log that made it."""
+
+    def __init__(
+        self, runs: Mapping[str, RunRow], calls: Mapping[Key, CallRow], supervisor: str | None, now: float
+    ) -> None:
+        self.runs = dict(runs)
+        self.calls: dict[str, dict[str, CallRow]] = {}
+        for (run_id, call_id), call in calls.items():
+            self.calls.setdefault(run_id, {})[call_id] = call
+        self.supervisor, self.now = supervisor, now
+        self.events: dict[str, list[Stored]] = {}
+        self.changed_runs: set[str] = set()
+        self.changed_calls: set[Key] = set()
+
+    def tail_wanted(self, command: Command) -> tuple[str, int] | None:
+        """(run, after seq) if judging needs the events that stand behind what the command has seen."""
+        if isinstance(command, Append) and (row := self.runs.get(command.run_id)) and command.expected_seq < row.seq:
+            return command.run_id, command.expected_seq
+        return None
+
+    def judge(self, command: Command, tail: Sequence[Stored] = ()) -> Verdict:
+        """The verdict on one command. `tail` is what `tail_wanted` asked for, as read from the database."""
+        try:
+            if tail or command.run_id in self.events:
+                known = {stored.seq for stored in tail}
+                mine = self.events.get(command.run_id, ())
+                tail = [*tail, *(stored for stored in mine if stored.seq not in known)]
+            return self._judge(command, tail)
+        except Refused as refusal:
+            return refusal
+        except IllegalTransition as error:
+            return Refused("illegal", f"run {command.run_id}: {error}")
+
+    def _judge(self, command: Command, tail: Sequence[Stored]) -> Accepted:
+        match command:
+            case Create():
+                return self._create(command)
+            case Claim():
+                return self._claim(command)
+            case Append():
+                return self._append(command, tail)
+            case Mark():
+                return self._mark(command)
+            case Leave():
+                row = self._beginnable(command.run_id, command.tool_call_id, command.attempt)[0]
+                return Accepted(row)
+            case Retry():
+                return self._retry(command)
+            case Result():
+                return self._result(command)
+            case Unsettle():
+                return self._unsettle(command)
+            case Answer():
+                return self._answer(command)
+            case Cancel():
+                return self._cancel(command)
+            case Requeue():
+                return self._requeue(command)
+            case Abandon():
+                return self._abandon(command)
+            case _:
+                assert_never(command)
+
+    # -- decisions ----------------------------------------------------------------------------------------
+
+    def _create(self, command: Create) -> Accepted:
+        event = command.event
+        if row := self.runs.get(command.run_id):
+            raise Refused("exists", f"run {row.run_id} exists already")
+        row = RunRow(
+            run_id=command.run_id,
+            status=Status.QUEUED,
+            seq=0,
+            epoch=0,
+            agent=event.agent.ref,
+            digest=event.agent.digest,
+            batch=event.batch,
+            sample=event.sample,
+            priority=event.priority,
+            created_at=self.now,
+            updated_at=self.now,
+        )
+        return self._write(row, {}, [event])
+
+    def _claim(self, command: Claim) -> Accepted:
+        row = self._row(command.run_id)
+        self._leased(command.lease)
+        if command.event_id == row.claim_id:
+            return Accepted(row, already=True, calls=self._open(row.run_id))
+        if row.status in TERMINAL or row.status is Status.AWAITING_APPROVAL:
+            raise Refused("ended", f"run {row.run_id} is {row.status} and needs no owner")
+        if row.epoch != command.seen_epoch:
+            raise Refused("stale_epoch", f"run {row.run_id} was claimed by another owner (epoch {row.epoch})")
+        event = RunClaimed(
+            event_id=command.event_id,
+            epoch=row.epoch + 1,
+            owner=command.lease,
+            reason=command.reason,
+            charged=command.charged,
+        )
+        return self._write(row, self.calls.get(row.run_id, {}), [event])
+
+    def _cancel(self, command: Cancel) -> Accepted:
+        row = self._row(command.run_id)
+        if row.status in TERMINAL:
+            raise Refused("ended", f"run {row.run_id} has already ended as {row.status}")
+        if row.cancel:
+            return Accepted(row, already=True)
+        events: list[Event] = [command.event]
+        if row.status is Status.QUEUED:
+            events += closing_results(self._open(row.run_id))
+            events.append(RunCancelled(reason=command.event.reason or "cancelled before it started"))
+        return self._write(row, self.calls.get(row.run_id, {}), events)
+
+    def _requeue(self, command: Requeue) -> Accepted:
+        row = self._row(command.run_id)
+        if row.status is Status.COMPLETED:
+            raise Refused("ended", f"run {row.run_id} is completed; there is nothing to resume")
+        if row.status not in TERMINAL:
+            raise Refused("not_ended", f"run {row.run_id} is {row.status}; it goes on by itself")
+        return self._write(row, self.calls.get(row.run_id, {}), [command.event])
+
+    def _abandon(self, command: Abandon) -> Accepted:
+        row = self._row(command.run_id)
+        self._leased(command.lease)
+        if row.status in TERMINAL:
+            raise Refused("ended", f"run {row.run_id} has already ended as {row.status}")
+        if row.epoch != command.seen_epoch:
+            raise Refused("stale_epoch", f"run {row.run_id} was claimed by another owner (epoch {row.epoch})")
+        return self._write(row, self.calls.get(row.run_id, {}), [command.event])
+
+    # -- the owner ----------------------------------------------------------------------------------------
+
+    def _append(self, command: Append, tail: Sequence[Stored]) -> Accepted:
+        row = self._row(command.run_id)
+        if row.epoch != command.epoch:
+            raise Refused("stale_epoch", f"run {row.run_id} has a newer owner: epoch {row.epoch}, not {command.epoch}")
+        if command.expected_seq > row.seq:
+            raise Refused("conflict", f"run {row.run_id} ends at event {row.seq}, not {command.expected_seq}")
+        newer = tuple(stored for stored in tail if stored.seq > command.expected_seq)
+        known = 0
+        for stored, event in zip(newer, command.events, strict=False):
+            if stored.event.event_id != event.event_id:
+                break
+            known += 1
+        fresh = command.events[known:]
+        if known < len(newer) and (fresh or not known):
+            raise Refused("conflict", f"run {row.run_id} has newer events", newer)
+        if not fresh:
+            return Accepted(row, newer[:known], already=known > 0, calls=self._open(row.run_id))
+        if row.status in TERMINAL:
+            raise Refused("ended", f"run {row.run_id} has ended as {row.status}", newer)
+        for event in fresh:
+            if not isinstance(event, _OWNERS_EVENTS):
+                raise Refused("illegal", f"run {row.run_id}: {event.type} is not the owner's to append")
+            if row.cancel and isinstance(event, ToolCallRequested):
+                raise Refused("cancelled", f"run {row.run_id} is being cancelled")
+        done = self._write(row, self.calls.get(row.run_id, {}), fresh)
+        return replace(done, events=newer[:known] + done.events)
+
+    def _retry(self, command: Retry) -> Accepted:
+        event = command.event
+        row = self._beginnable(command.run_id, event.tool_call_id, event.attempt - 1)[0]
+        if row.epoch != command.epoch:
+            raise Refused("stale_epoch", f"run {row.run_id} has a newer owner: epoch {row.epoch}")
+        return self._write(row, self.calls[row.run_id], [event])
+
+    # -- facts about calls --------------------------------------------------------------------------------
+
+    def _mark(self, command: Mark) -> Accepted:
+        event = command.event
+        row, call = self._beginnable(command.run_id, event.tool_call_id, event.attempt)
+        if call.started_attempt < event.attempt:
+            return self._write(row, self.calls[row.run_id], [event])
+        if call.nonce != event.nonce:
+            raise Refused("taken", f"call {call.tool_call_id} of run {row.run_id}: another task holds this attempt")
+        return Accepted(row, already=True)
+
+    def _result(self, command: Result) -> Accepted:
+        event = command.event
+        row, call = self._call(command.run_id, event.tool_call_id)
+        if event.event_id in (call.result_id, call.evidence_id):
+            return Accepted(row, already=True, calls=self._open(row.run_id))
+        success_in_time = not event.is_error and not call.started
+        if call.result_seq is not None:
+            why = "the call already has its result"
+        elif row.status in TERMINAL:
+            why = f"the run has ended as {row.status}"
+        elif event.attempt != call.attempt and not success_in_time:
+            why = f"attempt {call.attempt} has superseded this one"
+        else:
+            return self._write(row, self.calls[row.run_id], [event])
+        evidence = ToolEvidence(
+            event_id=event.event_id,
+            tool_call_id=event.tool_call_id,
+            attempt=event.attempt,
+            content=event.content,
+            is_error=event.is_error,
+            why=why,
+        )
+        return self._write(row, self.calls[row.run_id], [evidence])
+
+    def _unsettle(self, command: Unsettle) -> Accepted:
+        row, call = self._current(command.run_id, command.event.tool_call_id, command.event.attempt)
+        if call.unsettled:
+            return Accepted(row, already=True, calls=self._open(row.run_id))
+        return self._write(row, self.calls[row.run_id], [command.event])
+
+    def _answer(self, command: Answer) -> Accepted:
+        row, call = self._call(command.run_id, command.event.tool_call_id)
+        if call.result_id == command.event.event_id:
+            return Accepted(row, already=True, calls=self._open(row.run_id))
+        row = self._beginnable(command.run_id, command.event.tool_call_id, command.event.attempt)[0]
+        return self._write(row, self.calls[row.run_id], [command.event])
+
+    # -- guards -------------------------------------------------------------------------------------------
+
+    def _row(self, run_id: str) -> RunRow:
+        row = self.runs.get(run_id)
+        if row is None:
+            raise Refused("not_found", f"no run {run_id} in this store")
+        return row
+
+    def _leased(self, nonce: str) -> None:
+        if nonce != self.supervisor:
+            raise Refused("stale_lease", "another supervisor has taken over this store")
+
+    def _call(self, run_id: str, call_id: str) -> tuple[RunRow, CallRow]:
+        row = self._row(run_id)
+        call = self.calls.get(run_id, {}).get(call_id)
+        if call is None:
+            raise Refused("not_found", f"run {run_id} has no call {call_id}")
+        return row, call
+
+    def _current(self, run_id: str, call_id: str, attempt: int) -> tuple[RunRow, CallRow]:
+        """An open call of a run that has not ended, at this attempt."""
+        row, call = self._call(run_id, call_id)
+        reason: Reason | None = None
+        if row.status in TERMINAL:
+            reason = "ended"
+        elif call.result_seq is not None:
+            reason = "closed"
+        elif call.attempt != attempt:
+            reason = "superseded"
+        if reason:
+            raise Refused(reason, f"call {call_id} of run {run_id}, attempt {attempt}: {reason}")
+        return row, call
+
+    def _beginnable(self, run_id: str, call_id: str, attempt: int) -> tuple[RunRow, CallRow]:
+        row, call = self._current(run_id, call_id, attempt)
+        if row.cancel:
+            raise Refused("cancelled", f"run {run_id} is being cancelled")
+        return row, call
+
+    def _open(self, run_id: str) -> tuple[CallRow, ...]:
+        return tuple(call for call in self.calls.get(run_id, {}).values() if call.result_seq is None)
+
+    # -- writing ------------------------------------------------------------------------------------------
+
+    def _write(self, row: RunRow, calls: Mapping[str, CallRow], events: Sequence[Event]) -> Accepted:
+        """Fold events into copies of the rows; nothing is kept unless every event is legal."""
+        calls, stored, touched = dict(calls), [], set()
+        open_calls = sum(call.result_seq is None for call in calls.values())
+        for event in events:
+            seq = row.seq + 1
+            if call := fold_call(calls, row.run_id, event, seq, self.now):
+                was_open = call.tool_call_id in calls and calls[call.tool_call_id].result_seq is None
+                open_calls += (call.result_seq is None) - was_open
+                calls[call.tool_call_id] = call
+                touched.add(call.tool_call_id)
+            elif isinstance(event, RunRequeued):
+                calls = {key: replace(call, unsettled=False) for key, call in calls.items()}
+                touched.update(key for key, call in calls.items() if call.result_seq is None)
+            row = fold_row(row, event, seq, self.now, open_calls)
+            stored.append(Stored(seq, self.now, row.epoch, event))
+        self.runs[row.run_id] = row
+        self.calls[row.run_id] = calls
+        self.events.setdefault(row.run_id, []).extend(stored)
+        self.changed_runs.add(row.run_id)
+        self.changed_calls.update((row.run_id, call_id) for call_id in touched)
+        return Accepted(row, tuple(stored), calls=self._open(row.run_id))
+
+
+def fold_row(row: RunRow, event: Event, seq: int, now: float, open_calls: int) -> RunRow:
+    """The run's projection after an event. Raises IllegalTransition."""
+    if isinstance(event, RunCreated):
+        return replace(row, seq=seq, updated_at=now)
+    row = replace(row, status=status_after(row.status, event, open_calls), seq=seq, updated_at=now)
+    match event:
+        case RunClaimed():
+            charges = (*row.charges, now)[-CHARGES_KEPT:] if event.charged else row.charges
+            return replace(row, epoch=event.epoch, claim_id=event.event_id, charges=charges)
+        case AssistantMessage():
+            return replace(row, turns=row.turns + 1, usage=add_usage(row.usage, event.usage))
+        case RunCompleted():
+            return replace(row, end_seq=seq)
+        case RunFailed():
+            return replace(row, end_seq=seq, error=event.code)
+        case RunCancelled():
+            return replace(row, end_seq=seq, error=event.reason)
+        case RunRequeued():
+            return replace(row, end_seq=None, error=None, cancel=False, charges=())
+    return replace(row, cancel=True) if event.type == "cancel_requested" else row
+
+
+def fold_call(calls: Mapping[str, CallRow], run_id: str, event: Event, seq: int, now: float) -> CallRow | None:
+    """The call's projection after an event; None for an event that is about no call."""
+    match event:
+        case ToolCallRequested():
+            if event.tool_call_id in calls:
+                raise IllegalTransition("requested", event.type, f"call id {event.tool_call_id} is not unique")
+            return CallRow(run_id, event.tool_call_id, event.turn_index, event.name, event.effect)
+        case ToolCallStarted():
+            return replace(
+                calls[event.tool_call_id],
+                started_attempt=event.attempt,
+                nonce=event.nonce,
+                started_at=now,
+                hold_s=event.hold_s,
+                node=event.node,
+                boot_id=event.boot_id,
+                pid=event.pid,
+                pid_started=event.pid_started,
+                lock=event.lock,
+            )
+        case ToolCallRetried():
+            return replace(calls[event.tool_call_id], attempt=event.attempt, unsettled=False)
+        case ToolCallUnsettled():
+            return replace(calls[event.tool_call_id], unsettled=True)
+        case ToolResult():
+            call = calls.get(event.tool_call_id)
+            if call is None or call.result_seq is not None:
+                raise IllegalTransition("closed", event.type, f"call {event.tool_call_id} is not open")
+            return replace(call, result_seq=seq, result_id=event.event_id)
+        case ToolEvidence():
+            call = calls[event.tool_call_id]
+            call = replace(call, evidence_id=event.event_id)
+            return call if event.is_error else replace(call, evidence_seq=seq)
+    return None
+
+
+def add_usage(a: Usage, b: Usage) -> Usage:
+    """The sum of two usages."""
+    return Usage(
+        input_tokens=a.input_tokens + b.input_tokens,
+        output_tokens=a.output_tokens + b.output_tokens,
+        cache_creation_input_tokens=a.cache_creation_input_tokens + b.cache_creation_input_tokens,
+        cache_read_input_tokens=a.cache_read_input_tokens + b.cache_read_input_tokens,
+    )

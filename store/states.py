@@ -1,0 +1,95 @@
+"""The state table of a run: law for the log and for the machine alike.
+
+`TRANSITIONS` lists the legal moves. `status_after` gives the status that one event leads to; the store calls it
+before it writes and the machine calls it when it folds, so the two cannot disagree. Whatever `status_after` says
+is checked against the table: an event that would break it raises `IllegalTransition`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from .errors import IllegalTransition
+from .events import Event
+
+
+class Status(StrEnum):
+    """Where a run stands."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    AWAITING_TOOL = "awaiting_tool"
+    AWAITING_APPROVAL = "awaiting_approval"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMED_OUT = "timed_out"
+
+
+TRANSITIONS: Final[dict[Status, frozenset[Status]]] = {
+    Status.QUEUED: frozenset({Status.RUNNING, Status.CANCELLED}),
+    Status.RUNNING: frozenset(
+        {Status.AWAITING_TOOL, Status.AWAITING_APPROVAL, Status.COMPLETED, Status.FAILED, Status.CANCELLED}
+    ),
+    Status.AWAITING_TOOL: frozenset({Status.RUNNING, Status.AWAITING_APPROVAL, Status.FAILED, Status.CANCELLED}),
+    Status.AWAITING_APPROVAL: frozenset({Status.AWAITING_TOOL, Status.RUNNING, Status.CANCELLED, Status.TIMED_OUT}),
+    Status.COMPLETED: frozenset(),
+    Status.FAILED: frozenset({Status.QUEUED}),
+    Status.CANCELLED: frozenset({Status.QUEUED}),
+    Status.TIMED_OUT: frozenset({Status.QUEUED}),
+}
+
+TERMINAL: Final = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED, Status.TIMED_OUT})
+LIVE: Final = frozenset({Status.QUEUED, Status.RUNNING, Status.AWAITING_TOOL})
+"""States that need an actor, now or as soon as a slot is free."""
+
+_ANY_TIME: Final = frozenset({"tool_evidence"})
+_NEEDS_OPEN_CALL: Final = frozenset({"tool_call_started", "tool_call_retried", "tool_call_unsettled"})
+_IN_A_TURN: Final = frozenset({"turn_started", "assistant_message"})
+_ENDS: Final = {
+    "run_completed": Status.COMPLETED,
+    "run_failed": Status.FAILED,
+    "run_cancelled": Status.CANCELLED,
+}
+
+
+def _move(status: Status, to: Status, event: Event) -> Status:
+    if to is status or to in TRANSITIONS[status]:
+        return to
+    raise IllegalTransition(status, event.type)
+
+
+def status_after(status: Status, event: Event, open_calls: int) -> Status:
+    """The status after `event`.
+
+    `open_calls` counts the calls without a result once the event has been applied: a request adds one, a result
+    takes one away. Raises IllegalTransition.
+    """
+    kind = event.type
+    if kind in _ANY_TIME:
+        return status
+    if kind == "run_requeued":
+        return _move(status, Status.QUEUED, event)
+    if status in TERMINAL or kind == "run_created":
+        raise IllegalTransition(status, kind)
+    if kind in _ENDS:
+        if kind == "run_completed" and open_calls:
+            raise IllegalTransition(status, kind, f"{open_calls} calls are open")
+        return _move(status, _ENDS[kind], event)
+    if kind == "run_claimed":
+        running = _move(status, Status.RUNNING, event) if status is Status.QUEUED else status
+        return _move(running, Status.AWAITING_TOOL, event) if open_calls else running
+    if kind == "cancel_requested":
+        return status
+    if kind == "tool_call_requested":
+        return _move(status, Status.AWAITING_TOOL, event)
+    if kind == "tool_result":
+        if status is Status.QUEUED:  # a requeued run that is cancelled before it is claimed closes its calls
+            return status
+        return _move(status, Status.AWAITING_TOOL if open_calls else Status.RUNNING, event)
+    if kind in _NEEDS_OPEN_CALL and status is Status.AWAITING_TOOL:
+        return status
+    if kind in _IN_A_TURN and status is Status.RUNNING:
+        return status
+    raise IllegalTransition(status, kind)
