@@ -1,0 +1,246 @@
+"""One attempt of a tool call, as it runs inside a Ray task.
+
+Order matters: the kernel's deadline is armed and the lock taken before leave to begin is asked, the handler runs
+only after leave was given, and its result is left in the lock file before it is returned. So whoever finds the
+lock free knows that the attempt is over, and either reads its result or has to ask the world.
+
+Nothing that a handler does may escape: every ending but the death of the process is an Outcome, as JSON bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Literal
+from uuid import uuid4
+
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+
+from ..store.errors import PerdureError
+from ..store.events import AgentRef, Effect, ToolCallStarted
+from .kernel import AttemptLock, Deadline, boot_id, process_started, runtime_folder
+from .loading import loaded
+from .results import NoJsonForm, error_text, plain_error, result_text
+from .tools import Settled, Tool, ToolContext
+
+GRACE_S = 5.0
+"""Time between a tool's timeout and the kernel's SIGKILL."""
+ITEMS_MAX = 10_000
+"""How many values of a generator are recorded."""
+
+
+class Work(BaseModel):
+    """What a task needs to know of its attempt; all of it plain JSON."""
+
+    model_config = ConfigDict(frozen=True)
+    run_id: str
+    turn_index: int
+    tool_call_id: str
+    attempt: int
+    name: str
+    arguments: str
+    effect: Effect
+    idempotency_key: str
+    agent: AgentRef
+    metadata: dict[str, JsonValue]
+    timeout_s: float
+    store: str
+    probe: bool = False
+
+
+class Outcome(BaseModel):
+    """How an attempt ended. `content` is JSON text of a value or error, or says why there is none.
+
+    result: the call's result. exited: the handler left its process, so the effect is unknown. timeout: it was
+    interrupted. refused: it never began. happened, did_not_happen, unknown: a probe's answer.
+    """
+
+    model_config = ConfigDict(frozen=True)
+    kind: Literal["result", "exited", "timeout", "refused", "happened", "did_not_happen", "unknown"]
+    content: str = '""'
+    is_error: bool = False
+
+
+class TimedOut(BaseException):
+    """Interrupts a plain handler at its timeout. Not an Exception, so that no handler swallows it by habit."""
+
+
+Begin = Callable[[ToolCallStarted | None], str | None]
+"""Asks the journal for leave to begin, with the start mark where one is due. Returns why not, or None."""
+
+
+def perform(work: Work, begin: Begin, node: str) -> Outcome:
+    """Run one attempt, or one probe, to its end."""
+    end_a_spoilt_process()
+    deadline = Deadline(work.timeout_s + GRACE_S)
+    try:
+        tool = _tool(work)
+        if work.probe:
+            return _probe(work, tool)
+        call = tool.bind(tool.handler, _context(work), work.arguments)
+        if work.effect == "non_idempotent":
+            return _marked(work, call, begin, node)
+        refusal = begin(None)
+        return Outcome(kind="refused", content=refusal) if refusal else _run(work, call)
+    except ValidationError as error:
+        text = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False))
+        return Outcome(kind="result", content=plain_error("InvalidArguments", text), is_error=True)
+    except PerdureError as error:
+        return Outcome(kind="result", content=plain_error(type(error).__name__, str(error)), is_error=True)
+    finally:
+        deadline.disarm()
+
+
+def _tool(work: Work) -> Tool:
+    tool = loaded(work.agent.ref, work.agent.digest).agent.tool(work.name)
+    if tool is None:
+        raise PerdureError(f"the agent has no tool {work.name!r} any more")
+    return tool
+
+
+def _context(work: Work) -> ToolContext:
+    return ToolContext(
+        run_id=work.run_id,
+        turn_index=work.turn_index,
+        tool_call_id=work.tool_call_id,
+        attempt=work.attempt,
+        idempotency_key=work.idempotency_key,
+        deadline=time.time() + work.timeout_s,
+        metadata=work.metadata,
+    )
+
+
+def _marked(work: Work, call: Callable[[], Any], begin: Begin, node: str) -> Outcome:
+    """A non_idempotent attempt: lock, mark, handler, result in the lock file, in this order."""
+    nonce = uuid4().hex
+    lock = AttemptLock(runtime_folder(work.store) / f"{work.run_id}.{work.tool_call_id}.{work.attempt}.{nonce[:8]}")
+    try:
+        mark = ToolCallStarted(
+            tool_call_id=work.tool_call_id,
+            attempt=work.attempt,
+            nonce=nonce,
+            node=node,
+            boot_id=boot_id(),
+            pid=os.getpid(),
+            pid_started=process_started(os.getpid()),
+            lock=str(lock.path),
+            hold_s=work.timeout_s + GRACE_S,
+        )
+        if refusal := begin(mark):
+            lock.path.unlink()
+            return Outcome(kind="refused", content=refusal)
+        outcome = _run(work, call)
+        if outcome.kind == "result":
+            lock.leave(outcome.model_dump_json().encode())
+        return outcome
+    finally:
+        lock.release()
+
+
+def _probe(work: Work, tool: Tool) -> Outcome:
+    if tool.probe is None:
+        return Outcome(kind="unknown", content="the tool has no reconcile probe any more")
+    box: list[Settled] = []
+
+    def ask() -> None:
+        answer = _resolve(tool.bind(tool.probe, _context(work), work.arguments), work.timeout_s)  # type: ignore[arg-type]
+        if not isinstance(answer, Settled):
+            raise TypeError(f"a reconcile probe returns Settled, not {type(answer).__name__}")
+        box.append(answer)
+
+    outcome = _run(work, ask)
+    if not box:
+        return Outcome(kind="unknown", content=f"the probe failed: {outcome.content}")
+    if box[0].outcome == "happened":
+        return Outcome(kind="happened", content=result_text(box[0].value))
+    return Outcome(kind="did_not_happen" if box[0].outcome == "did_not_happen" else "unknown", content=box[0].why)
+
+
+def _run(work: Work, call: Callable[[], Any]) -> Outcome:
+    """Call the handler; every ending is an Outcome."""
+    threads = set(threading.enumerate())
+    try:
+        return Outcome(kind="result", content=result_text(_resolve(call, work.timeout_s)))
+    except TimedOut:
+        text = plain_error("Timeout", f"the tool was interrupted after {work.timeout_s:g} s")
+        return Outcome(kind="timeout", content=text, is_error=True)
+    except SystemExit as error:
+        text = plain_error("ProcessExited", f"the tool's process ended itself with code {error.code!r}")
+        return Outcome(kind="exited", content=text, is_error=True)
+    except NoJsonForm as error:
+        return Outcome(kind="result", content=plain_error("NoJsonForm", str(error)), is_error=True)
+    except BaseException as error:  # noqa: BLE001 - an error of the handler, of whatever class, is its result
+        return Outcome(kind="result", content=error_text(error), is_error=True)
+    finally:
+        _spoilt.update(set(threading.enumerate()) - threads)
+
+
+def _resolve(call: Callable[[], Any], timeout_s: float) -> Any:
+    """The value of a handler of any kind: plain or async function, generator, or one that hides a coroutine."""
+    with _alarm(timeout_s):
+        value = call()
+        if inspect.isgenerator(value):
+            return _bounded(value)
+    if inspect.isawaitable(value) or inspect.isasyncgen(value):
+        return asyncio.run(_awaited(value, timeout_s))
+    return value
+
+
+async def _awaited(value: Any, timeout_s: float) -> Any:
+    limit = asyncio.timeout(timeout_s)
+    try:
+        async with limit:
+            if not inspect.isasyncgen(value):
+                return await value
+            items = []
+            async for item in value:
+                items.append(item)
+                if len(items) > ITEMS_MAX:
+                    raise OverflowError(f"the tool yielded over {ITEMS_MAX} values")
+            return items
+    except TimeoutError as error:
+        if limit.expired():
+            raise TimedOut from error
+        raise
+
+
+def _bounded(values: Iterator[Any]) -> list[Any]:
+    items = []
+    for item in values:
+        items.append(item)
+        if len(items) > ITEMS_MAX:
+            raise OverflowError(f"the tool yielded over {ITEMS_MAX} values")
+    return items
+
+
+@contextmanager
+def _alarm(after_s: float) -> Iterator[None]:
+    """Raise TimedOut in this (main) thread after a time."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise TimedOut
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, after_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+_spoilt: set[threading.Thread] = set()
+"""Threads that handlers left running in this process."""
+
+
+def end_a_spoilt_process() -> None:
+    """A process in which a handler left a thread serves no further attempt: that thread may act at any time."""
+    if any(thread.is_alive() for thread in _spoilt):
+        os._exit(0)

@@ -1,0 +1,177 @@
+"""Tools as users declare them: a function, its effect class and, for non_idempotent effects, a probe.
+
+    @tool(effect="non_idempotent")
+    def send_refund(ctx: ToolContext, order_id: str, amount: Decimal) -> str: ...
+
+    @send_refund.reconcile
+    def refund_exists(ctx: ToolContext, order_id: str, amount: Decimal) -> Settled: ...
+
+The arguments' schema comes from the signature through pydantic. Imports no Ray.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, JsonValue, create_model
+
+from ..store.errors import UsageError
+from ..store.events import Effect
+
+Handler = Callable[..., Any]
+_H = TypeVar("_H", bound=Handler)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolContext:
+    """What a handler or probe knows about the call that it serves.
+
+    `idempotency_key` is the same over all attempts of one call. `deadline` is the time, in seconds since the
+    epoch, after which the kernel ends the attempt.
+    """
+
+    run_id: str
+    turn_index: int
+    tool_call_id: str
+    attempt: int
+    idempotency_key: str
+    deadline: float
+    metadata: dict[str, JsonValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A probe's answer to "did this effect happen?"."""
+
+    outcome: str
+    value: Any = None
+    why: str = ""
+
+    @classmethod
+    def happened(cls, result: Any) -> Settled:
+        """It happened; `result` becomes the result of the call."""
+        return cls("happened", value=result)
+
+    @classmethod
+    def did_not_happen(cls) -> Settled:
+        """It did not happen and cannot happen any more; the call is dispatched again."""
+        return cls("did_not_happen")
+
+    @classmethod
+    def unknown(cls, why: str) -> Settled:
+        """The world does not tell."""
+        return cls("unknown", why=why)
+
+
+@dataclass(frozen=True)
+class ToolOptions:
+    """How attempts of a tool are run. Times in seconds; resources as in `ray.remote`.
+
+    settles_after_s: how long after an attempt is proven dead a request of it may still land. None: timeout_s.
+    attempts_max: how many attempts may die with their process before the call gets an error result.
+    """
+
+    effect: Effect
+    timeout_s: float = 60.0
+    settles_after_s: float | None = None
+    attempts_max: int = 3
+    num_cpus: float = 1.0
+    memory: int | None = None
+    resources: dict[str, float] | None = None
+    has_probe: bool = False
+
+    @property
+    def quiet_s(self) -> float:
+        """Time from the proof of death until the world may be asked for a final answer."""
+        return self.timeout_s if self.settles_after_s is None else self.settles_after_s
+
+
+class Tool:
+    """A declared tool. Made by `@tool`; callable like the function it wraps."""
+
+    def __init__(self, handler: Handler, options: ToolOptions, name: str | None = None) -> None:
+        self.handler, self.options = handler, options
+        self.name = name or _name_of(handler)
+        self.description = inspect.getdoc(handler) or ""
+        self.probe: Handler | None = None
+        self.takes_context, self.arguments = _arguments_model(handler, self.name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.handler(*args, **kwargs)
+
+    def reconcile(self, probe: _H) -> _H:
+        """Register the probe that tells whether an interrupted call took effect. Returns it unchanged."""
+        if self.options.effect != "non_idempotent":
+            raise UsageError(f"tool {self.name!r} is {self.options.effect}: only non_idempotent tools are reconciled")
+        self.probe = probe
+        self.options = ToolOptions(**{**vars(self.options), "has_probe": True})
+        return probe
+
+    def schema(self) -> dict[str, JsonValue]:
+        """JSON schema of the arguments."""
+        return self.arguments.model_json_schema()
+
+    def bind(self, handler: Handler, context: ToolContext, arguments: str) -> Callable[[], Any]:
+        """The handler (or probe) with validated arguments. Raises pydantic.ValidationError."""
+        parsed = self.arguments.model_validate_json(arguments)
+        values = {name: getattr(parsed, name) for name in type(parsed).model_fields}
+        first = (context,) if self.takes_context else ()
+        return functools.partial(handler, *first, **values)
+
+    def __repr__(self) -> str:
+        return f"<tool {self.name} ({self.options.effect})>"
+
+
+def tool(
+    effect: Effect,
+    *,
+    name: str | None = None,
+    timeout_s: float = 60.0,
+    settles_after_s: float | None = None,
+    attempts_max: int = 3,
+    num_cpus: float = 1.0,
+    memory: int | None = None,
+    resources: dict[str, float] | None = None,
+) -> Callable[[Handler], Tool]:
+    """Declare a tool. `effect` says what an attempt may do to the world:
+
+    read_only: nothing. idempotent_write: something that the service does at most once per idempotency key, so
+    attempts may overlap and repeat. non_idempotent: anything else; an interrupted one is settled, not repeated.
+    """
+    if effect not in ("read_only", "idempotent_write", "non_idempotent"):
+        raise UsageError(f"unknown effect class {effect!r}: read_only, idempotent_write or non_idempotent")
+    if timeout_s <= 0 or attempts_max < 1:
+        raise UsageError("a tool needs timeout_s > 0 and attempts_max >= 1")
+    options = ToolOptions(effect, timeout_s, settles_after_s, attempts_max, num_cpus, memory, resources)
+    return lambda handler: Tool(handler, options, name)
+
+
+def _name_of(handler: Handler) -> str:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    return getattr(handler, "__name__", type(handler).__name__)
+
+
+def _arguments_model(handler: Handler, name: str) -> tuple[bool, type[BaseModel]]:
+    """Whether the handler takes a context first, and a model of its other parameters."""
+    target = handler.func if isinstance(handler, functools.partial) else handler
+    if not inspect.isroutine(target) and not inspect.isclass(target):
+        target = type(target).__call__
+    try:
+        hints = get_type_hints(target, include_extras=True)
+    except (NameError, TypeError) as error:
+        raise UsageError(f"tool {name!r}: a type hint cannot be resolved: {error}") from error
+    parameters = list(inspect.signature(handler).parameters.values())
+    takes_context = bool(parameters) and (hints.get(parameters[0].name) is ToolContext or parameters[0].name == "ctx")
+    fields: dict[str, Any] = {}
+    for parameter in parameters[1 if takes_context else 0 :]:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise UsageError(f"tool {name!r}: parameter {parameter} has no place in a JSON object")
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[parameter.name] = (hints.get(parameter.name, Any), default)
+    config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    return takes_context, create_model(f"{name}_arguments", __config__=config, **fields)
