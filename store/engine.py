@@ -1,0 +1,230 @@
+"""Opening a database: which one, with which engines, and whether this build may use it.
+
+A log has two engines. The writer begins each transaction with the write lock; the readers are in autocommit mode, so
+that no read waits for a write and none holds an old snapshot. Nothing is written before the schema version has been
+seen. What can go wrong here is the user's to mend, so each error is one line that says how.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from sqlalchemy import URL, Connection, event, insert, inspect, make_url, select, text
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from .errors import PerdureError, SchemaMismatch, StoreUnavailable, UsageError
+from .schema import SCHEMA_VERSION, VERSION_KEY, meta, metadata
+
+WAL_BYTES_KEPT: Final = 16 * 2**20
+"""Size that the write-ahead file is cut to once nobody reads its older part."""
+BUSY_SLICE_S: Final = 1.0
+"""Longest wait inside SQLite for a lock; between two such waits the bounded retry looks at its clock."""
+READERS: Final = 4
+_CREATE_LOCK: Final = 0x70657264
+
+_PG_AGAIN: Final = frozenset({"40001", "40P01", "55P03", "23505"})
+"""Serialisation failure, deadlock, lock not available, a row that somebody else created in between."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which database: its URL, the name that messages use, and the file if it is one."""
+
+    url: URL
+    name: str
+    path: Path | None
+
+
+def target(url_or_path: str | os.PathLike[str]) -> Target:
+    """The database that a plain path or a SQLAlchemy URL names. Raises UsageError."""
+    given = os.fspath(url_or_path)
+    if "://" not in given:
+        return _file(given)
+    try:
+        url = make_url(given)
+    except (ArgumentError, ValueError) as error:
+        raise UsageError(f"not a database URL: {given.split('@')[-1]!r} ({error})") from error
+    backend = url.get_backend_name()
+    if backend == "sqlite":
+        return _file(url.database or "")
+    if backend == "postgresql":
+        url = url.set(drivername="postgresql+asyncpg")
+        return Target(url, url.render_as_string(hide_password=True), None)
+    raise UsageError(f"cannot keep runs in {backend!r}: give a file, sqlite:///FILE or postgresql://...")
+
+
+def _file(name: str) -> Target:
+    if name in ("", ":memory:"):
+        raise UsageError("an in-memory database forgets every run: name a file")
+    path = Path(name).expanduser().absolute()
+    return Target(URL.create("sqlite+aiosqlite", database=str(path)), str(path), path)
+
+
+def prepare_file(path: Path, *, read_only: bool, create: bool) -> bool:
+    """Make sure that the file can be opened; whether it has content already. Raises UsageError."""
+    folder = path.parent
+    try:
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder: name a file in it, for example {path / 'perdure.db'}")
+        if path.exists():
+            if not path.is_file():
+                raise UsageError(f"{path} is not a file")
+            if not os.access(path, os.R_OK if read_only else os.R_OK | os.W_OK):
+                raise UsageError(f"{path} may not be {'read' if read_only else 'written'} by this user")
+            _check_folder(folder, read_only)
+            if path.stat().st_size or not read_only:
+                return path.stat().st_size > 0
+        if read_only or (folder.is_dir() and not create):
+            raise UsageError(f"no runs here yet: {path} {'is empty' if path.exists() else 'does not exist'}")
+        if not folder.is_dir() and not create:
+            raise UsageError(f"folder {folder} does not exist: create it first")
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot use {path}: {error.strerror or error}") from error
+    _check_folder(folder, read_only)
+    return False
+
+
+def _check_folder(folder: Path, read_only: bool) -> None:
+    if not read_only and not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"folder {folder} may not be written by this user; the database keeps files of its own there")
+
+
+def writer_engine(where: Target, busy_s: float) -> AsyncEngine:
+    """The engine of the transactions that append."""
+    if where.path is None:
+        return _postgres(where.url, busy_s)
+    engine = create_async_engine(
+        where.url, pool_size=1, max_overflow=0, connect_args={"timeout": min(BUSY_SLICE_S, busy_s)}
+    )
+
+    @event.listens_for(engine.sync_engine, "connect")
+    def connected(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # the driver begins nothing by itself; the listener below does
+        _pragmas(connection, "synchronous = FULL", f"journal_size_limit = {WAL_BYTES_KEPT}")
+
+    @event.listens_for(engine.sync_engine, "begin")
+    def begun(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine
+
+
+def reader_engine(where: Target, busy_s: float) -> AsyncEngine:
+    """The engine of everything that only reads."""
+    if where.path is None:
+        return _postgres(where.url, busy_s, isolation_level="AUTOCOMMIT")
+    url = where.url.set(database=f"file:{quote(str(where.path))}", query={"mode": "ro", "uri": "true"})
+    return create_async_engine(
+        url,
+        isolation_level="AUTOCOMMIT",
+        skip_autocommit_rollback=True,
+        pool_size=READERS,
+        max_overflow=0,
+        pool_timeout=busy_s,
+        connect_args={"timeout": busy_s},
+    )
+
+
+def _postgres(url: URL, busy_s: float, **options: Any) -> AsyncEngine:
+    try:
+        return create_async_engine(
+            url,
+            pool_size=READERS,
+            max_overflow=0,
+            pool_timeout=busy_s,
+            pool_pre_ping=True,
+            connect_args={"timeout": busy_s, "command_timeout": busy_s},
+            **options,
+        )
+    except ImportError as error:
+        raise UsageError("PostgreSQL needs the asyncpg package: pip install asyncpg") from error
+
+
+def _pragmas(connection: Any, *pragmas: str) -> None:
+    cursor = connection.cursor()
+    for pragma in pragmas:
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def check_version(connection: Connection, name: str) -> bool:
+    """Whether the tables exist. Raises SchemaMismatch or UsageError for a database that is not this build's."""
+    tables = set(inspect(connection).get_table_names())
+    if meta.name not in tables:
+        strangers = tables if connection.dialect.name == "sqlite" else tables & metadata.tables.keys()
+        if strangers:
+            raise UsageError(f"{name} belongs to another program (table {min(strangers)!r}): name another database")
+        return False
+    if set(metadata.tables) - tables:
+        raise UsageError(f"{name} belongs to another program: name another database")
+    found = connection.scalar(select(meta.c.value).where(meta.c.key == VERSION_KEY))
+    if found is None or not found.isdecimal():
+        raise UsageError(f"{name} does not say which schema it has: it is damaged or belongs to another program")
+    if int(found) > SCHEMA_VERSION:
+        raise SchemaMismatch(
+            f"{name} has schema version {found}, this perdure knows {SCHEMA_VERSION}: "
+            "upgrade perdure or name another database (nothing was changed)"
+        )
+    return True
+
+
+def create_tables(connection: Connection, name: str) -> None:
+    """Bring a database to this build's schema, in the transaction of `connection`."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CREATE_LOCK})
+    if check_version(connection, name):
+        return  # a migration from an older version goes here, so that it is one transaction
+    metadata.create_all(connection)
+    connection.execute(insert(meta), {"key": VERSION_KEY, "value": str(SCHEMA_VERSION)})
+
+
+def enter_wal(connection: Connection, name: str) -> None:
+    """Switch a SQLite file to write-ahead logging; outside a transaction. Raises UsageError where that is refused."""
+    driver = connection.connection
+    cursor = driver.cursor()
+    cursor.execute("PRAGMA journal_mode = WAL")
+    mode = cursor.fetchone()
+    cursor.close()
+    if mode is None or mode[0] != "wal":
+        raise UsageError(f"{name} cannot be kept safely on this file system (no write-ahead log): use a local disk")
+
+
+def may_retry(error: Exception) -> bool:
+    """Whether the database only asks to come back later, with nothing applied."""
+    if getattr(_cause(error), "sqlstate", None) in _PG_AGAIN:
+        return True
+    return _sqlite_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def unavailable(name: str, doing: str, error: Exception) -> StoreUnavailable:
+    """The error for a database that did not do its work."""
+    cause = str(_cause(error)) or type(error).__name__
+    return StoreUnavailable(f"{name} could not be {doing} ({cause}); the request may be sent again")
+
+
+def opening_failed(name: str, error: Exception) -> PerdureError:
+    """The error for a database that could not be opened."""
+    code = _sqlite_code(error)
+    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+        return UsageError(f"{name} is not a database of perdure ({_cause(error)})")
+    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+        return UsageError(f"{name} cannot be opened ({_cause(error)}): check the folder's permissions")
+    return unavailable(name, "opened", error)
+
+
+def _cause(error: Exception) -> BaseException:
+    """The driver's own error."""
+    return getattr(error, "orig", None) or error
+
+
+def _sqlite_code(error: Exception) -> int:
+    """SQLite's primary result code, 0 if there is none."""
+    code: int = getattr(_cause(error), "sqlite_errorcode", 0)
+    return code & 0xFF

@@ -1,0 +1,242 @@
+"""The tables of a stored log, the bulk statements that write them, and the way from a row to a value and back.
+
+`events` is the truth; `runs` and `calls` are projections of it, `leases` says who works here and `meta` says which
+version of this file wrote the database. Everything is text and numbers; JSON is text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any, Final
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Dialect,
+    Double,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    UpdateBase,
+    insert,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+
+from .events import Stored, Usage, encode
+from .log import CallRow, Lease, RunRow
+from .states import Status
+
+SCHEMA_VERSION: Final = 1
+VERSION_KEY: Final = "schema_version"
+
+metadata: Final = MetaData()
+
+
+def _key() -> Text:
+    """Text that is compared by code point, so that a prefix is a range of the index on every database."""
+    return Text().with_variant(Text(collation="C"), "postgresql")
+
+
+def _text(name: str, nullable: bool = False) -> Column[Any]:
+    return Column(name, Text, nullable=nullable)
+
+
+def _number(name: str, nullable: bool = False) -> Column[Any]:
+    return Column(name, BigInteger, nullable=nullable)
+
+
+def _seconds(name: str) -> Column[Any]:
+    return Column(name, Double, nullable=False)
+
+
+meta: Final = Table("meta", metadata, Column("key", Text, primary_key=True), _text("value"))
+
+events: Final = Table(
+    "events",
+    metadata,
+    Column("run_id", _key(), primary_key=True),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    _text("event_id"),
+    _seconds("at"),
+    _number("epoch"),
+    _text("type"),
+    _text("body"),
+)
+
+_USAGE: Final = tuple(Usage.model_fields)
+
+runs: Final = Table(
+    "runs",
+    metadata,
+    Column("run_id", _key(), primary_key=True),
+    _text("status"),
+    _number("seq"),
+    _number("epoch"),
+    _text("agent"),
+    _text("digest"),
+    _text("batch", nullable=True),
+    _text("sample", nullable=True),
+    _number("priority"),
+    _seconds("created_at"),
+    _seconds("updated_at"),
+    _number("turns"),
+    *(_number(name) for name in _USAGE),
+    Column("cancel", Boolean, nullable=False),
+    _text("claim_id"),
+    _text("charges"),
+    _text("error", nullable=True),
+    _number("end_seq", nullable=True),
+)
+Index("runs_sweep", runs.c.status, runs.c.priority.desc(), runs.c.created_at, runs.c.run_id)
+Index("runs_newest", runs.c.created_at.desc(), runs.c.run_id)
+Index("runs_batch", runs.c.batch, runs.c.status)
+
+calls: Final = Table(
+    "calls",
+    metadata,
+    Column("run_id", _key(), primary_key=True),
+    Column("tool_call_id", Text, primary_key=True),
+    _number("turn_index"),
+    _text("name"),
+    _text("effect"),
+    _number("attempt"),
+    _number("started_attempt"),
+    _text("nonce"),
+    _seconds("started_at"),
+    _seconds("hold_s"),
+    _text("node"),
+    _text("boot_id"),
+    _number("pid"),
+    _seconds("pid_started"),
+    _text("lock"),
+    Column("unsettled", Boolean, nullable=False),
+    _number("result_seq", nullable=True),
+    _text("result_id"),
+    _text("evidence_id"),
+    _number("evidence_seq", nullable=True),
+    _number("request_seq"),
+)
+_is_open = calls.c.result_seq.is_(None)
+Index("calls_open", calls.c.run_id, sqlite_where=_is_open, postgresql_where=_is_open)
+
+leases: Final = Table(
+    "leases",
+    metadata,
+    Column("name", Text, primary_key=True),
+    _text("nonce"),
+    _text("node"),
+    _text("boot_id"),
+    Column("pid", Integer, nullable=False),
+    _seconds("pid_started"),
+    _seconds("expires_at"),
+)
+
+_CALL_FIELDS: Final = tuple(field.name for field in fields(CallRow))
+_call_values: Final[Callable[[CallRow], tuple[Any, ...]]] = attrgetter(*_CALL_FIELDS)
+_usage_values: Final[Callable[[Usage], tuple[Any, ...]]] = attrgetter(*_USAGE)
+_lease_values: Final[Callable[[Lease], tuple[Any, ...]]] = attrgetter(*leases.c.keys())
+
+
+def run_row(row: Sequence[Any]) -> RunRow:
+    """The projection of a run from a row of `runs`."""
+    run_id, status, *plain, cancel, claim_id, charges, error, end_seq = row
+    kept = len(plain) - len(_USAGE)
+    usage = Usage(**dict(zip(_USAGE, plain[kept:], strict=True)))
+    times = tuple(json.loads(charges)) if charges != "[]" else ()
+    return RunRow(run_id, Status(status), *plain[:kept], usage, cancel, claim_id, times, error, end_seq)
+
+
+def run_values(run: RunRow) -> tuple[Any, ...]:
+    """The row of `runs` for a projection."""
+    return (
+        run.run_id,
+        run.status.value,
+        run.seq,
+        run.epoch,
+        run.agent,
+        run.digest,
+        run.batch,
+        run.sample,
+        run.priority,
+        run.created_at,
+        run.updated_at,
+        run.turns,
+        *_usage_values(run.usage),
+        run.cancel,
+        run.claim_id,
+        json.dumps(run.charges) if run.charges else "[]",
+        run.error,
+        run.end_seq,
+    )
+
+
+def call_row(row: Sequence[Any]) -> CallRow:
+    """The projection of a call from a row of `calls`."""
+    return CallRow(*row[:-1])
+
+
+def call_values(call: CallRow, request_seq: int) -> tuple[Any, ...]:
+    """The row of `calls` for a projection; `request_seq` is the seq of the call's request and keeps the order."""
+    return (*_call_values(call), request_seq)
+
+
+def event_values(run_id: str, stored: Stored) -> tuple[Any, ...]:
+    """The row of `events` for an event. Raises ValueError for text that is not valid Unicode."""
+    event = stored.event
+    return run_id, stored.seq, event.event_id, stored.at, stored.epoch, event.type, encode(event)
+
+
+def lease_values(lease: Lease) -> dict[str, Any]:
+    """The row of `leases` for a lease, by column."""
+    return dict(zip(leases.c.keys(), _lease_values(lease), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Bulk:
+    """The statements of the hot path as SQL text of one dialect, with parameters in the order of the columns.
+
+    Compiled once: building SQLAlchemy parameters row by row costs more than the database does.
+    """
+
+    insert_events: str
+    put_runs: str
+    put_calls: str
+
+    @classmethod
+    def of(cls, dialect: Dialect) -> Bulk:
+        return cls(
+            _sql(insert(events), events, dialect),
+            _sql(_upsert(runs, dialect, fixed=_RUN_FIXED), runs, dialect),
+            _sql(_upsert(calls, dialect, fixed=_CALL_FIXED), calls, dialect),
+        )
+
+
+_RUN_FIXED: Final = frozenset({"agent", "digest", "batch", "sample", "priority", "created_at"})
+_CALL_FIXED: Final = frozenset({"turn_index", "name", "effect", "request_seq"})
+
+
+def insert_for(table: Table, dialect: Dialect) -> sqlite.Insert | postgresql.Insert:
+    """The insert that knows ON CONFLICT."""
+    return sqlite.insert(table) if dialect.name == "sqlite" else postgresql.insert(table)
+
+
+def _upsert(table: Table, dialect: Dialect, fixed: frozenset[str]) -> UpdateBase:
+    statement = insert_for(table, dialect)
+    mutable = [column for column in table.c if not column.primary_key and column.name not in fixed]
+    return statement.on_conflict_do_update(
+        index_elements=list(table.primary_key),
+        set_={column.name: statement.excluded[column.name] for column in mutable},
+    )
+
+
+def _sql(statement: UpdateBase, table: Table, dialect: Dialect) -> str:
+    keys: Sequence[str] = table.c.keys()
+    compiled = statement.compile(dialect=dialect, column_keys=list(keys))
+    assert compiled.positiontup == keys
+    return str(compiled)

@@ -1,0 +1,280 @@
+"""The durable log: an EventLog in SQLite or PostgreSQL.
+
+An append is acknowledged after its transaction is on disk. Transactions run in tasks of their own, so a caller that is
+cancelled leaves nothing half done. A database that is locked is asked again for at most `busy_s` seconds; then, and on
+any other failure of the database, StoreUnavailable says what happened. Nothing is kept in memory between commits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sqlite3
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, TypeVar
+
+from sqlalchemy import Connection, Select, delete, func, select, update
+from sqlalchemy.exc import DataError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from .commit import apply, chunks, stored_event
+from .engine import (
+    Target,
+    check_version,
+    create_tables,
+    enter_wal,
+    may_retry,
+    opening_failed,
+    prepare_file,
+    reader_engine,
+    target,
+    unavailable,
+    writer_engine,
+)
+from .errors import CorruptLog, UsageError
+from .events import Stored
+from .log import CallRow, Clock, Command, Lease, Refused, RunRow, Verdict
+from .schema import Bulk, call_row, calls, events, insert_for, lease_values, leases, run_row, runs
+from .states import Status
+
+T = TypeVar("T")
+
+FIRST_PAUSE_S: Final = 0.01
+LONGEST_PAUSE_S: Final = 0.5
+
+
+async def open_log(
+    url_or_path: str | os.PathLike[str],
+    *,
+    clock: Clock = time.time,
+    read_only: bool = False,
+    create: bool = True,
+    busy_s: float = 30.0,
+) -> SqlLog:
+    """Open the log in a file or at a SQLAlchemy URL.
+
+    `create` makes a missing file and its folder; `busy_s` bounds how long one request waits for a locked database.
+    Raises UsageError, SchemaMismatch (the database is left untouched) or StoreUnavailable.
+    """
+    where = target(url_or_path)
+    filled = prepare_file(where.path, read_only=read_only, create=create) if where.path else True
+    log = SqlLog(where, clock=clock, read_only=read_only, busy_s=busy_s)
+    try:
+        await log.prepare(filled)
+    except (SQLAlchemyError, sqlite3.Error, OSError) as error:
+        await log.close()
+        raise opening_failed(where.name, error) from error
+    except BaseException:
+        await log.close()
+        raise
+    return log
+
+
+class SqlLog:
+    """An EventLog in a database; `open_log` makes one. It belongs to the event loop that opened it."""
+
+    def __init__(self, where: Target, *, clock: Clock, read_only: bool, busy_s: float) -> None:
+        self._where, self._clock, self._busy_s = where, clock, busy_s
+        self._reader = reader_engine(where, busy_s)
+        self._writer: AsyncEngine | None = None if read_only else writer_engine(where, busy_s)
+        self._bulk = Bulk.of(self._reader.dialect)
+        self._gate = asyncio.Semaphore(1 if where.path else self._reader.pool.size())  # type: ignore[attr-defined]
+        self._working: set[asyncio.Task[Any]] = set()
+
+    async def prepare(self, filled: bool) -> None:
+        """Check the version of what is there, create what is not."""
+        name = self._where.name
+        ready = False
+        if filled:
+            async with self._reader.connect() as connection:
+                ready = await connection.run_sync(check_version, name)
+        if self._writer is None:
+            if not ready:
+                raise UsageError(f"no runs here yet: {name} is empty")
+            return
+        if self._where.path:
+            await self._write(lambda connection: enter_wal(connection, name), "opened")
+        if not ready:
+            await self._write(lambda connection: _in_transaction(connection, create_tables, name), "opened")
+
+    # -- writing ------------------------------------------------------------------------------------------
+
+    async def commit(self, commands: Sequence[Command]) -> list[Verdict]:
+        return await self._apart(self._commit(list(commands))) if commands else []
+
+    async def _commit(self, commands: list[Command]) -> list[Verdict]:
+        def work(connection: Connection) -> list[Verdict]:
+            with connection.begin() as transaction:
+                verdicts, changed = apply(connection, self._bulk, commands, self._clock())
+                if not changed:
+                    transaction.rollback()
+            return verdicts
+
+        try:
+            return await self._write(work, "written")
+        except (ValueError, OverflowError, DataError) as error:  # a value that the database cannot hold
+            if len(commands) == 1:
+                what = getattr(error, "orig", error)
+                return [Refused("illegal", f"run {commands[0].run_id!a}: a value cannot be stored: {what}")]
+        return [verdict for command in commands for verdict in await self._commit([command])]
+
+    async def take_lease(self, lease: Lease, instead_of: str | None) -> bool:
+        def work(connection: Connection) -> bool:
+            with connection.begin():
+                if instead_of is None:
+                    fresh = insert_for(leases, connection.dialect).on_conflict_do_nothing()
+                    return connection.execute(fresh, lease_values(lease)).rowcount == 1
+                held = update(leases).where(leases.c.name == lease.name, leases.c.nonce == instead_of)
+                return connection.execute(held.values(lease_values(lease))).rowcount == 1
+
+        return await self._apart(self._write(work, "written"))
+
+    async def drop_lease(self, name: str, nonce: str) -> None:
+        def work(connection: Connection) -> None:
+            with connection.begin():
+                connection.execute(delete(leases).where(leases.c.name == name, leases.c.nonce == nonce))
+
+        await self._apart(self._write(work, "written"))
+
+    async def _write(self, work: Callable[[Connection], T], doing: str) -> T:
+        """Run `work` on the writer's connection, again while the database is busy. Raises StoreUnavailable."""
+        if self._writer is None:
+            raise UsageError(f"{self._where.name} is open for reading only")
+        deadline, pause_s = time.monotonic() + self._busy_s, FIRST_PAUSE_S
+        try:
+            async with asyncio.timeout(self._busy_s):
+                await self._gate.acquire()
+        except TimeoutError as error:
+            raise unavailable(self._where.name, doing, error) from error
+        try:
+            while True:
+                try:
+                    async with self._writer.connect() as connection:
+                        return await connection.run_sync(work)
+                except DataError:
+                    raise
+                except (SQLAlchemyError, sqlite3.Error, OSError) as error:
+                    if not may_retry(error) or time.monotonic() >= deadline:
+                        raise unavailable(self._where.name, doing, error) from error
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        finally:
+            self._gate.release()
+
+    async def _apart(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await work that goes on to its end even if the caller is cancelled."""
+        task = asyncio.create_task(work)
+        self._working.add(task)
+        task.add_done_callback(self._done)
+        return await asyncio.shield(task)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._working.discard(task)
+        if not task.cancelled():
+            task.exception()  # the caller may be gone; nobody has to be told then
+
+    # -- reading ------------------------------------------------------------------------------------------
+
+    async def read(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Stored]:
+        columns = events.c.seq, events.c.at, events.c.epoch, events.c.body
+        statement = select(*columns).where(events.c.run_id == run_id, events.c.seq > after).order_by(events.c.seq)
+        rows = await self._rows(statement.limit(limit))
+        for expected, row in enumerate(rows, start=after + 1):
+            if row[0] != expected:
+                raise CorruptLog(f"run {run_id}, event {expected} is missing: the next one is {row[0]}")
+        return [stored_event(run_id, row) for row in rows]
+
+    async def run(self, run_id: str) -> RunRow | None:
+        rows = await self._rows(select(*runs.c).where(runs.c.run_id == run_id))
+        return run_row(rows[0]) if rows else None
+
+    async def runs(
+        self,
+        *,
+        statuses: Sequence[Status] | None = None,
+        batch: str | None = None,
+        ids: Sequence[str] | None = None,
+        prefix: str | None = None,
+        oldest_first: bool = False,
+        limit: int | None = None,
+    ) -> list[RunRow]:
+        statement = select(*runs.c)
+        if statuses is not None:
+            statement = statement.where(runs.c.status.in_([status.value for status in statuses]))
+        if batch is not None:
+            statement = statement.where(runs.c.batch == batch)
+        if prefix:
+            statement = statement.where(runs.c.run_id >= prefix)
+            if end := prefix_end(prefix):
+                statement = statement.where(runs.c.run_id < end)
+        if oldest_first:
+            statement = statement.order_by(runs.c.priority.desc(), runs.c.created_at, runs.c.run_id)
+        else:
+            statement = statement.order_by(runs.c.created_at.desc(), runs.c.run_id)
+        statement = statement.limit(limit)
+        if ids is None:
+            return [run_row(row) for row in await self._rows(statement)]
+        found: list[RunRow] = []
+        for chunk in chunks(dict.fromkeys(ids)):
+            found += [run_row(row) for row in await self._rows(statement.where(runs.c.run_id.in_(chunk)))]
+        found.sort(key=_by_age if oldest_first else _newest)
+        return found[:limit]
+
+    async def counts(self, batch: str | None = None) -> dict[Status, int]:
+        statement = select(runs.c.status, func.count()).group_by(runs.c.status)
+        if batch is not None:
+            statement = statement.where(runs.c.batch == batch)
+        return {Status(status): count for status, count in await self._rows(statement)}
+
+    async def calls(self, run_id: str) -> list[CallRow]:
+        statement = select(*calls.c).where(calls.c.run_id == run_id).order_by(calls.c.request_seq)
+        return [call_row(row) for row in await self._rows(statement)]
+
+    async def lease(self, name: str) -> Lease | None:
+        rows = await self._rows(select(*leases.c).where(leases.c.name == name))
+        return Lease(*rows[0]) if rows else None
+
+    async def _rows(self, statement: Select[Any]) -> Sequence[Sequence[Any]]:
+        return await self._apart(self._fetch(statement))
+
+    async def _fetch(self, statement: Select[Any]) -> Sequence[Sequence[Any]]:
+        try:
+            async with self._reader.connect() as connection:
+                rows: Sequence[Sequence[Any]] = (await connection.execute(statement)).all()
+                return rows
+        except (SQLAlchemyError, sqlite3.Error, OSError) as error:
+            raise unavailable(self._where.name, "read", error) from error
+
+    async def close(self) -> None:
+        """Finish what is under way and close the connections. Closing twice is harmless."""
+        while self._working:
+            await asyncio.wait(set(self._working))
+        await self._reader.dispose()
+        if self._writer is not None:  # last, so that the database tidies its files
+            await self._writer.dispose()
+
+
+def prefix_end(prefix: str) -> str | None:
+    """The first text after all texts with this prefix, by code point; None if there is none."""
+    while prefix:
+        following = ord(prefix[-1]) + 1
+        following = 0xE000 if following == 0xD800 else following  # surrogates are no characters
+        if following < 0x110000:
+            return prefix[:-1] + chr(following)
+        prefix = prefix[:-1]
+    return None
+
+
+def _by_age(row: RunRow) -> tuple[int, float, str]:
+    return -row.priority, row.created_at, row.run_id
+
+
+def _newest(row: RunRow) -> tuple[float, str]:
+    return -row.created_at, row.run_id
+
+
+def _in_transaction(connection: Connection, work: Callable[[Connection, str], None], name: str) -> None:
+    with connection.begin():
+        work(connection, name)
