@@ -189,7 +189,8 @@ def _resolve(call: Callable[[], Any], timeout_s: float) -> Any:
         if inspect.isgenerator(value):
             return _bounded(value)
     if inspect.isawaitable(value) or inspect.isasyncgen(value):
-        return asyncio.run(_awaited(value, timeout_s))
+        with _alarm(timeout_s + 0.5):  # for a coroutine that blocks its loop
+            return asyncio.run(_awaited(value, timeout_s))
     return value
 
 

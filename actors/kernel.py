@@ -101,12 +101,12 @@ def remove_lock(path: str) -> None:
         os.unlink(path)
 
 
-def prove_dead(path: str, pid: int, started: float, timeout_s: float = 5.0) -> bool:
-    """Kill the attempt's process if it lives, and say whether its lock is free: nothing of it is left then.
+def prove_dead(path: str, timeout_s: float = 5.0) -> bool:
+    """Kill what holds an attempt's lock, and say whether the lock is free: then nothing of the attempt is left.
 
-    Blocks up to `timeout_s` while killed processes go. A missing file proves nothing.
+    Blocks up to `timeout_s` while killed processes go. A missing file proves nothing. A process that has let go of
+    the lock is not touched: it may serve another attempt by now.
     """
-    kill_process(pid, started, timeout_s)
     end = time.monotonic() + timeout_s
     while True:
         try:
@@ -121,7 +121,22 @@ def prove_dead(path: str, pid: int, started: float, timeout_s: float = 5.0) -> b
                 return False
         finally:
             os.close(descriptor)
+        for process in _holders(path):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         time.sleep(0.02)
+
+
+def _holders(path: str) -> list[psutil.Process]:
+    """Processes that have the file open, this one left out."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and any(opened.path == path for opened in process.open_files()):
+                found.append(process)
+        except (psutil.AccessDenied, psutil.NoSuchProcess):
+            continue  # another user's, or gone: it does not hold our lock
+    return found
 
 
 class _Sigevent(ctypes.Structure):

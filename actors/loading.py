@@ -54,7 +54,9 @@ def load_agent(text: str) -> LoadedAgent:
         known = sorted(key for key, value in vars(module).items() if isinstance(value, Agent))
         has = f"it has {', '.join(known)}" if known else "it defines no Agent"
         raise UsageError(f"agent {text!r}: {place} has no Agent named {name!r}; {has}")
-    return LoadedAgent(agent, AgentRef(ref=f"{place}:{name}", digest=folder_digest(path.parent)), path.parent)
+    root = path.parent if place.endswith(".py") else path.parents[place.count(".") + (path.name == "__init__.py")]
+    ref = AgentRef(ref=f"{place}:{name}", digest=folder_digest(path.parent), root=str(root))
+    return LoadedAgent(agent, ref, path.parent)
 
 
 @functools.lru_cache(maxsize=8)

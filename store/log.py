@@ -161,10 +161,14 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Open attempt `event.attempt`, one above the present one, before its task exists."""
+    """Open attempt `event.attempt`, one above the present one, before its task exists.
+
+    `seen_started` is the call's started_attempt as the decision saw it: a mark that was written since forbids it.
+    """
 
     run_id: str
     epoch: int
+    seen_started: int
     event: ToolCallRetried
 
 

@@ -7,9 +7,9 @@ compare is what the database holds: nobody's memory is trusted. A refused comman
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import assert_never
+from typing import Protocol, assert_never
 
 from .errors import IllegalTransition
 from .events import (
@@ -68,7 +68,20 @@ _OWNERS_EVENTS = (
 CHARGES_KEPT = 20
 
 
-def closing_text(call: CallRow) -> str:
+class OpenCall(Protocol):
+    """What the closing of a call looks at; CallRow has it, and so has the machine's Call."""
+
+    @property
+    def tool_call_id(self) -> str: ...
+    @property
+    def effect(self) -> str: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def started(self) -> bool: ...
+
+
+def closing_text(call: OpenCall) -> str:
     """What is true of an open call that is closed without a result of its own."""
     if call.effect == "non_idempotent" and not call.started:
         return "cancelled: never started"
@@ -79,7 +92,7 @@ def closing_text(call: CallRow) -> str:
     return "cancelled: not needed any more, may have been read"
 
 
-def closing_results(calls: Sequence[CallRow]) -> tuple[ToolResult, ...]:
+def closing_results(calls: Iterable[OpenCall]) -> tuple[ToolResult, ...]:
     """One result for each open call of a run that is cancelled."""
     return tuple(
         ToolResult(
@@ -106,7 +119,8 @@ class Book:
         self.supervisor, self.now = supervisor, now
         self.events: dict[str, list[Stored]] = {}
         self.changed_runs: set[str] = set()
-        self.changed_calls: set[Key] = set()
+        self.changed_calls: dict[Key, None] = {}
+        """In order of change, which for new calls is the order of request."""
 
     def tail_wanted(self, command: Command) -> tuple[str, int] | None:
         """(run, after seq) if judging needs the events that stand behind what the command has seen."""
@@ -256,7 +270,9 @@ class Book:
 
     def _retry(self, command: Retry) -> Accepted:
         event = command.event
-        row = self._beginnable(command.run_id, event.tool_call_id, event.attempt - 1)[0]
+        row, call = self._beginnable(command.run_id, event.tool_call_id, event.attempt - 1)
+        if call.started_attempt != command.seen_started:
+            raise Refused("superseded", f"call {call.tool_call_id} of run {row.run_id} has begun meanwhile")
         if row.epoch != command.epoch:
             raise Refused("stale_epoch", f"run {row.run_id} has a newer owner: epoch {row.epoch}")
         return self._write(row, self.calls[row.run_id], [event])
@@ -355,7 +371,8 @@ class Book:
 
     def _write(self, row: RunRow, calls: Mapping[str, CallRow], events: Sequence[Event]) -> Accepted:
         """Fold events into copies of the rows; nothing is kept unless every event is legal."""
-        calls, stored, touched = dict(calls), [], set()
+        calls, stored = dict(calls), []
+        touched: dict[str, None] = {}
         open_calls = sum(call.result_seq is None for call in calls.values())
         for event in events:
             seq = row.seq + 1
@@ -363,17 +380,18 @@ class Book:
                 was_open = call.tool_call_id in calls and calls[call.tool_call_id].result_seq is None
                 open_calls += (call.result_seq is None) - was_open
                 calls[call.tool_call_id] = call
-                touched.add(call.tool_call_id)
+                touched[call.tool_call_id] = None
             elif isinstance(event, RunRequeued):
-                calls = {key: replace(call, unsettled=False) for key, call in calls.items()}
-                touched.update(key for key, call in calls.items() if call.result_seq is None)
+                asked = [call for call in calls.values() if call.unsettled and call.result_seq is None]
+                calls.update((call.tool_call_id, replace(call, unsettled=False)) for call in asked)
+                touched.update((call.tool_call_id, None) for call in asked)
             row = fold_row(row, event, seq, self.now, open_calls)
             stored.append(Stored(seq, self.now, row.epoch, event))
         self.runs[row.run_id] = row
         self.calls[row.run_id] = calls
         self.events.setdefault(row.run_id, []).extend(stored)
         self.changed_runs.add(row.run_id)
-        self.changed_calls.update((row.run_id, call_id) for call_id in touched)
+        self.changed_calls.update(((row.run_id, call_id), None) for call_id in touched)
         return Accepted(row, tuple(stored), calls=self._open(row.run_id))
 
 

@@ -26,6 +26,10 @@ class Status(StrEnum):
     CANCELLED = "cancelled"
     TIMED_OUT = "timed_out"
 
+    @property
+    def is_terminal(self) -> bool:
+        return self in TERMINAL
+
 
 TRANSITIONS: Final[dict[Status, frozenset[Status]]] = {
     Status.QUEUED: frozenset({Status.RUNNING, Status.CANCELLED}),

@@ -1,0 +1,194 @@
+"""The Journal: the one door to everything durable. It writes the log and owns the tool tasks.
+
+A Ray task dies with the process that submitted it, so run actors do not submit their tools: they hand message,
+intents and calls to the journal in one `Execute`. The journal makes the intents durable, starts one task per
+call, records each result, and answers. Running tools so outlive the run actor; a respawned one asks for its open
+calls and joins those in flight. The journal runs no code of the user and unpickles nothing of the user's.
+
+This class is plain asyncio; `actors/ray_tasks.py` is its body on Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from ..store.errors import PerdureError, StoreUnavailable
+from ..store.events import Stored, ToolCallRequested, ToolCallStarted
+from ..store.log import Accepted, Append, CallRow, Clock, Command, EventLog, Leave, Mark, Refused, Verdict
+from ..store.states import TERMINAL
+from ..store.writer import GroupWriter
+from .pursuit import Pursued, Pursuit, Tasks
+from .requests import Execute, Executed
+from .tools import ToolOptions
+
+log = logging.getLogger(__name__)
+STORE_PAUSE_S = 1.0
+
+
+class _Followed:
+    """What the journal remembers of a live run: hints, all of it; the log decides."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.calls: dict[str, tuple[Pursued, asyncio.Task[None]]] = {}
+        self.recent: dict[int, Stored] = {}
+        self.stop = asyncio.Event()
+        """Set when the run is being cancelled or has ended by another hand."""
+
+
+class Journal:
+    """Appends, dispatches and records for the runs of one store. `store` names the folder of lock files."""
+
+    def __init__(
+        self,
+        event_log: EventLog,
+        tasks: Tasks,
+        store: str,
+        clock: Clock = time.time,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._log, self._tasks, self._sleep = event_log, tasks, sleep
+        self._writer = GroupWriter(event_log)
+        self._runs: dict[str, _Followed] = {}
+        self._pursuit = Pursuit(event_log, self.submit, tasks, self._epoch_of, store, clock, sleep)
+
+    async def execute(self, ask: Execute) -> Executed:
+        """Append as the owner, then wait until every open call has its result or nothing more can be done.
+
+        Raises Refused. May be repeated: calls that run are joined, never started twice.
+        """
+        done = await self.submit(Append(ask.run_id, ask.epoch, ask.expected_seq, ask.events))
+        if done.row.status in TERMINAL:
+            self._release(ask.run_id)
+            return Executed(done.events)
+        run = self._runs.get(ask.run_id)
+        if run is None:
+            run = self._runs[ask.run_id] = _Followed(ask.epoch)
+            run.recent.update((stored.seq, stored) for stored in done.events)
+        run.epoch = ask.epoch
+        if done.calls and not done.row.cancel:
+            await self._see_through(run, ask, done)
+        return Executed(await self._since(ask.run_id, run, ask.expected_seq))
+
+    async def _see_through(self, run: _Followed, ask: Execute, done: Accepted) -> None:
+        asked = (*ask.known, *(event for event in ask.events if isinstance(event, ToolCallRequested)))
+        requests = {event.tool_call_id: event for event in asked}
+        fresh = set() if done.already else {event.tool_call_id for event in asked} - {e.tool_call_id for e in ask.known}
+        waiting = []
+        for call in done.calls:
+            if call.tool_call_id not in run.calls and not call.unsettled and call.tool_call_id in requests:
+                self._pursue(run, ask, call, requests[call.tool_call_id], call.tool_call_id in fresh)
+            if call.tool_call_id in run.calls:
+                waiting.append(run.calls[call.tool_call_id][1])
+        if not waiting:
+            return
+        stop = asyncio.create_task(run.stop.wait())
+        everything = asyncio.create_task(_all_done(waiting))
+        await asyncio.wait({everything, stop}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        everything.cancel()
+        for task in waiting:
+            if task.done() and (error := task.exception()):
+                raise error
+
+    def _pursue(self, run: _Followed, ask: Execute, call: CallRow, request: ToolCallRequested, fresh: bool) -> None:
+        if ask.agent is None:
+            raise PerdureError(f"run {ask.run_id}: an execute with calls names no agent")
+        options = ask.options.get(call.name) or ToolOptions(request.effect)
+        pursued = Pursued(request, options, ask.agent, ask.metadata, call)
+        task = asyncio.create_task(self._pursuit.pursue(pursued, fresh))
+        run.calls[call.tool_call_id] = (pursued, task)
+        task.add_done_callback(lambda _: run.calls.pop(call.tool_call_id, None))
+
+    async def begin(
+        self, run_id: str, tool_call_id: str, attempt: int, node: str, mark: ToolCallStarted | None
+    ) -> str | None:
+        """Leave to begin, asked from inside a task right before the handler. Returns why not, or None."""
+        command = Mark(run_id, mark) if mark else Leave(run_id, tool_call_id, attempt)
+        run = self._runs.get(run_id)
+        known = run.calls.get(tool_call_id) if run else None
+        try:
+            done = await self.submit(command)
+        except Refused as refusal:
+            return refusal.message
+        if known and known[0].row.attempt == attempt:
+            known[0].begun = attempt
+            known[0].row = next((c for c in done.calls if c.tool_call_id == tool_call_id), known[0].row)
+            self._tasks.begun(run_id, tool_call_id, attempt, node)
+        return None
+
+    async def submit(self, command: Command) -> Accepted:
+        """Commit one command; waits as long as the store cannot be written. Raises Refused."""
+        while True:
+            try:
+                done = await self._writer.submit(command)
+            except StoreUnavailable as error:
+                log.warning("the store is unavailable, run %s waits: %s", command.run_id, error)
+                await self._sleep(STORE_PAUSE_S)
+                continue
+            if run := self._runs.get(command.run_id):
+                run.recent.update((stored.seq, stored) for stored in done.events)
+            return done
+
+    async def commit(self, commands: Sequence[Command]) -> list[Verdict]:
+        """Commit decisions of the supervisor or a client, each with its verdict."""
+        return await self._writer.submit_all(commands)
+
+    async def load(self, run_id: str, after: int, limit: int) -> list[Stored]:
+        """A piece of a run's log, for an owner that may be on another node."""
+        return await self._log.read(run_id, after, limit)
+
+    async def sweep(self) -> None:
+        """Stop what belongs to runs that were ended or cancelled by another hand."""
+        followed = [run_id for run_id, run in self._runs.items() if run.calls]
+        rows = await self._log.runs(ids=followed) if followed else []
+        for row in rows:
+            run = self._runs.get(row.run_id)
+            if run is None:
+                continue
+            if row.status in TERMINAL:
+                self._release(row.run_id)
+            elif row.cancel:
+                run.stop.set()
+
+    async def close(self) -> None:
+        await self._writer.close()
+
+    def _release(self, run_id: str) -> None:
+        """Forget an ended run, and end what still runs for it."""
+        if run := self._runs.pop(run_id, None):
+            run.stop.set()
+            for call_id in run.calls:
+                self._tasks.kill(run_id, call_id)
+
+    async def _since(self, run_id: str, run: _Followed, seq: int) -> tuple[Stored, ...]:
+        """All events after `seq`: from memory where it has no gap, else from the log."""
+        events: list[Stored] = []
+        while stored := run.recent.get(seq + len(events) + 1):
+            events.append(stored)
+        if len(events) < sum(number > seq for number in run.recent):
+            events = await self._log.read(run_id, seq)
+        run.recent = {stored.seq: stored for stored in events}
+        return tuple(events)
+
+    def _epoch_of(self, run_id: str) -> int:
+        run = self._runs.get(run_id)
+        return run.epoch if run else -1
+
+
+async def _all_done(tasks: Sequence[asyncio.Task[None]]) -> None:
+    await asyncio.wait(tasks)
+
+
+async def serve(journal: Journal, payload: object) -> object:
+    """What a run actor may ask for through its courier."""
+    match payload:
+        case Execute():
+            return await journal.execute(payload)
+        case (str() as run_id, int() as after, int() as limit):
+            return await journal.load(run_id, after, limit)
+        case _:
+            raise PerdureError(f"the journal does not know the request {payload!r}")

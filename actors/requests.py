@@ -1,0 +1,81 @@
+"""What actors ask of each other. Plain values; events travel as their JSON text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import JsonValue
+
+from ..store.events import AgentRef, Event, Stored, ToolCallRequested
+from ..store.states import Status
+from .tools import ToolOptions
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How one supervisor and its actors work. Times in seconds."""
+
+    store: str
+    """URL of the store."""
+    name: str
+    """Short digest of the store's URL: names the Ray namespace and the folder of lock files."""
+    actors: int = 4
+    """Bound of the pool of run actors."""
+    concurrency: int = 4
+    """Bound of the live runs."""
+    respawns_max: int = 5
+    """A run that is respawned more often than this within `respawn_period_s` ends as crash_loop."""
+    respawn_period_s: float = 60.0
+    ping_s: float = 1.0
+    hung_s: float = 15.0
+    """An actor that has not answered for this long counts as dead."""
+    lease_s: float = 10.0
+
+    @property
+    def namespace(self) -> str:
+        return f"perdure-{self.name}"
+
+
+@dataclass(frozen=True)
+class Execute:
+    """From a run's owner to the journal: append these events, then see to it that all open calls get results.
+
+    `known` are the open calls that the log has already. With neither, it is a plain owner's append.
+    """
+
+    run_id: str
+    epoch: int
+    expected_seq: int
+    events: tuple[Event, ...] = ()
+    known: tuple[ToolCallRequested, ...] = ()
+    agent: AgentRef | None = None
+    metadata: dict[str, JsonValue] = field(default_factory=dict)
+    options: dict[str, ToolOptions] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Executed:
+    """All events after `expected_seq`, once nothing more is to be waited for."""
+
+    events: tuple[Stored, ...]
+
+
+@dataclass(frozen=True)
+class Start:
+    """From the supervisor to a run actor: drive this run as the owner of this epoch until it ends or waits."""
+
+    run_id: str
+    epoch: int
+    events: tuple[Stored, ...] = ()
+    """The whole log if it is short, else empty: the actor reads it from the journal."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run actor is done with an epoch of a run: it ended, it waits for a person, or somebody else owns it."""
+
+    run_id: str
+    epoch: int
+    status: Status
+    outcome: Literal["ended", "waits", "lost"]

@@ -1,0 +1,261 @@
+"""The owner of a run: fold the log, ask `next_step`, perform it, append, repeat.
+
+Plain asyncio; the journal is reached through `ask`, so that the same code runs in a Ray actor and in a test. What
+is decided but not durable is kept apart (`_pending`) and goes to the journal with the next thing that needs it: a
+turn costs one request. An append that meets newer events folds them and decides again; the model's answer to a
+turn is kept for that, so it is not asked twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from ..store.errors import PerdureError, UsageError
+from ..store.events import (
+    AssistantMessage,
+    Event,
+    RunFailed,
+    Stored,
+    ToolCallRequested,
+    ToolResult,
+    TurnStarted,
+    canonical,
+)
+from ..store.log import Refused
+from .agent import Agent
+from .loading import LoadedAgent
+from .machine import CallModel, Finish, State, Wait, evolve_all, fold, idempotency_key, messages, next_step
+from .machine import Execute as ExecuteStep
+from .model import Model, ModelReply, ModelRequest, ToolUse, make_model
+from .requests import Ended, Execute, Executed, Start
+from .results import plain_error, valid_text
+
+Ask = Callable[[Any], Awaitable[Any]]
+LINGER_S: Final = 0.02
+"""How long the start of a turn waits for the model's answer to travel with; a quick model saves an append."""
+LOAD_EVENTS: Final = 1_000
+CONFLICT_PAUSE_S: Final = 0.05
+FAILURES_MAX: Final = 5
+
+
+class Lost(PerdureError):
+    """Somebody else owns the run, or it was ended by another hand: this owner has nothing more to do."""
+
+
+class Owner:
+    """Drives one run in one epoch."""
+
+    def __init__(self, start: Start, ask: Ask, load: Callable[[str, str], LoadedAgent]) -> None:
+        self._start, self._ask, self._load = start, ask, load
+        self._state: State
+        self._pending: list[Event] = []
+        self._replies: dict[int, ModelReply] = {}
+        self._failures = 0
+
+    async def drive(self) -> Ended:
+        """Drive the run until it ends, waits for somebody, or is lost to another owner."""
+        start = self._start
+        self._state = fold(start.events or await self._whole_log())
+        try:
+            while True:
+                step = next_step(self._decided())
+                if isinstance(step, Wait):
+                    if self._pending:
+                        await self._flush()
+                        continue
+                    status = self._state.status
+                    return Ended(start.run_id, start.epoch, status, "ended" if status.is_terminal else "waits")
+                await self._perform(step)
+        except Lost:
+            return Ended(start.run_id, start.epoch, self._state.status, "lost")
+
+    async def _whole_log(self) -> list[Stored]:
+        events: list[Stored] = []
+        while piece := await self._ask((self._start.run_id, len(events), LOAD_EVENTS)):
+            events += piece
+            if len(piece) < LOAD_EVENTS:
+                break
+        return events
+
+    def _decided(self) -> State:
+        """The state as it will be once what is pending is durable."""
+        return evolve_all(self._state, self._pending)
+
+    async def _perform(self, step: CallModel | ExecuteStep | Finish) -> None:
+        match step:
+            case CallModel():
+                await self._take_turn(step)
+            case Finish():
+                self._pending += step.events
+                await self._flush()
+            case ExecuteStep():
+                await self._flush()
+
+    # -- the model ----------------------------------------------------------------------------------------
+
+    async def _take_turn(self, step: CallModel) -> None:
+        """Ask the model, and make its answer pending."""
+        try:
+            loaded = self._agent()
+            reply = self._replies.get(step.turn_index)
+            self._start_turn(step.turn_index)
+            if reply is None:
+                reply = await self._ask_model(loaded, step.turn_index)
+            if reply is not None:
+                self._replies = {step.turn_index: reply}
+                self._start_turn(step.turn_index)
+                self._pending += turn_events(self._start.run_id, step.turn_index, reply, loaded.agent)
+        except Lost:
+            raise
+        except UsageError as error:
+            self._pending.append(RunFailed(code="agent_unavailable", message=error.message, phase="model"))
+        except Exception as error:  # noqa: BLE001 - a model may raise anything; the run ends and says what
+            text = valid_text(str(error) if isinstance(error, PerdureError) else f"{type(error).__name__}: {error}")
+            self._pending.append(RunFailed(code="model_error", message=text, phase="model"))
+
+    def _start_turn(self, turn_index: int) -> None:
+        if not self._decided().turn_started:
+            self._pending.append(TurnStarted(turn_index=turn_index))
+
+    async def _ask_model(self, loaded: LoadedAgent, turn_index: int) -> ModelReply | None:
+        """The model's answer, or None when the run changed meanwhile and the answer is not wanted any more."""
+        asking = asyncio.ensure_future(self._model(loaded)(self._request(loaded.agent, turn_index)))
+        try:
+            await asyncio.wait({asking}, timeout=LINGER_S)
+            if not asking.done() and self._pending:
+                await self._flush()
+                if not isinstance(next_step(self._state), CallModel):
+                    return None
+            reply = await asking
+        finally:
+            asking.cancel()
+        if reply.delay_ms:
+            await asyncio.sleep(reply.delay_ms / 1000)
+        return reply
+
+    def _agent(self) -> LoadedAgent:
+        created = self._state.created
+        return self._load(created.agent.ref, created.agent.digest)
+
+    def _model(self, loaded: LoadedAgent) -> Model:
+        chosen = self._state.created.config.get("model")
+        return make_model(chosen if isinstance(chosen, str) else loaded.agent.model, loaded.folder)
+
+    def _request(self, agent: Agent, turn_index: int) -> ModelRequest:
+        created = self._state.created
+        return ModelRequest.model_construct(
+            run_id=self._start.run_id,
+            turn_index=turn_index,
+            input=created.input,
+            metadata=created.metadata,
+            instructions=agent.instructions,
+            messages=messages(self._state),
+            tools=[{"name": t.name, "description": t.description, "schema": t.schema()} for t in agent.tools],
+        )
+
+    # -- the journal --------------------------------------------------------------------------------------
+
+    async def _flush(self) -> None:
+        """Make what is pending durable and get the open calls their results; fold whatever happened meanwhile."""
+        try:
+            done: Executed = await self._ask(self._execute())
+        except Refused as refusal:
+            await self._refused(refusal)
+        except PerdureError as error:
+            await self._failed(error)
+        else:
+            self._failures = 0
+            self._pending.clear()
+            self._state = fold(done.events, self._state)
+            if not done.events:
+                await asyncio.sleep(CONFLICT_PAUSE_S)
+
+    async def _refused(self, refusal: Refused) -> None:
+        if refusal.reason in ("conflict", "ended", "cancelled"):
+            self._pending.clear()
+            if refusal.newer:
+                self._state = fold(refusal.newer, self._state)
+            else:
+                await asyncio.sleep(CONFLICT_PAUSE_S)
+                self._state = fold(await self._ask((self._start.run_id, self._state.seq, LOAD_EVENTS)), self._state)
+            if self._state.epoch == self._start.epoch:
+                return
+        elif refusal.reason == "illegal":
+            self._pending = [RunFailed(code="internal_error", message=refusal.message, phase="append")]
+            return
+        raise Lost(refusal.message)
+
+    async def _failed(self, error: PerdureError) -> None:
+        """The journal met an unexpected error: try again a few times, then end the run and say so."""
+        self._failures += 1
+        if self._failures > FAILURES_MAX:
+            self._pending = [RunFailed(code="internal_error", message=error.message, phase="journal")]
+        await asyncio.sleep(CONFLICT_PAUSE_S * 2**self._failures)
+
+    def _execute(self) -> Execute:
+        created, state = self._state.created, self._state
+        events = tuple(self._pending)
+        known = tuple(call.request for call in state.open_calls)
+        if not known and not any(isinstance(event, ToolCallRequested) for event in events):
+            return Execute(self._start.run_id, self._start.epoch, state.seq, events)
+        options = {}
+        for name in {event.name for event in (*known, *events) if isinstance(event, ToolCallRequested)}:
+            if tool := self._agent().agent.tool(name):
+                options[name] = tool.options
+        return Execute(
+            self._start.run_id, self._start.epoch, state.seq, events, known, created.agent, created.metadata, options
+        )
+
+
+def turn_events(run_id: str, turn_index: int, reply: ModelReply, agent: Agent) -> list[Event]:
+    """The model's answer as events: the message, an intent per call, and at once the result of calls that cannot
+    run: of an unknown tool, or with arguments that do not fit."""
+    requests, errors = [], []
+    for number, use in enumerate(reply.tool_calls):
+        call_id = f"t{turn_index}c{number}"  # providers repeat ids; ours are unique within the run
+        tool = agent.tool(use.name)
+        arguments, problem = checked_arguments(use, agent)
+        requests.append(
+            ToolCallRequested(
+                turn_index=turn_index,
+                tool_call_id=call_id,
+                provider_id=use.id or call_id,
+                name=use.name,
+                arguments=arguments,
+                effect=tool.options.effect if tool else "read_only",
+                idempotency_key=idempotency_key(run_id, call_id),
+            )
+        )
+        if problem:
+            errors.append(
+                ToolResult(tool_call_id=call_id, attempt=1, content=problem, is_error=True, source="validation")
+            )
+    message = AssistantMessage(
+        turn_index=turn_index,
+        text=valid_text(reply.text),
+        stop_reason=reply.stop_reason or ("tool_use" if reply.tool_calls else "end_turn"),
+        usage=reply.usage,
+    )
+    return [message, *requests, *errors]
+
+
+def checked_arguments(use: ToolUse, agent: Agent) -> tuple[str, str | None]:
+    """The call's arguments as canonical JSON text, and what is wrong with the call, as a result for the model."""
+    try:
+        text = valid_text(canonical(use.arguments))
+    except (ValueError, RecursionError) as error:
+        return "{}", plain_error("InvalidArguments", f"the arguments are not JSON: {error}")
+    tool = agent.tool(use.name)
+    if tool is None:
+        known = ", ".join(sorted(tool.name for tool in agent.tools)) or "none"
+        return text, plain_error("UnknownTool", f"there is no tool {use.name!r}; available: {known}")
+    try:
+        tool.arguments.model_validate_json(text)
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}" for e in error.errors()]
+        return text, plain_error("InvalidArguments", "; ".join(problems))
+    return text, None
