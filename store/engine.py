@@ -1,31 +1,43 @@
 """Opening a database: which one, with which engines, and whether this build may use it.
 
-A log has two engines. The writer begins each transaction with the write lock; the readers are in autocommit mode, so
-that no read waits for a write and none holds an old snapshot. Nothing is written before the schema version has been
-seen. What can go wrong here is the user's to mend, so each error is one line that says how.
+A log has a writer and readers. The writer begins each transaction with the write lock; the readers are in autocommit
+mode, so that no read waits for a write and none holds an old snapshot. Nothing is written before the schema version
+has been seen. What can go wrong here is the user's to mend, so each error is one line that says how.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import quote
 
-from sqlalchemy import URL, Connection, event, insert, inspect, make_url, select, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event, insert, inspect, make_url, select, text
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from .errors import PerdureError, SchemaMismatch, StoreUnavailable, UsageError
 from .schema import SCHEMA_VERSION, VERSION_KEY, meta, metadata
 
+T = TypeVar("T")
+
 WAL_BYTES_KEPT: Final = 16 * 2**20
 """Size that the write-ahead file is cut to once nobody reads its older part."""
 BUSY_SLICE_S: Final = 1.0
 """Longest wait inside SQLite for a lock; between two such waits the bounded retry looks at its clock."""
-READERS: Final = 4
+CONNECTIONS: Final = 4
+"""Connections of a pool: reads at once, and on PostgreSQL transactions at once."""
+_WRITER_PRAGMAS: Final = (
+    "synchronous = FULL",
+    f"journal_size_limit = {WAL_BYTES_KEPT}",
+    f"wal_autocheckpoint = {WAL_BYTES_KEPT // 4096}",  # in pages: live runs rewrite the same few again and again
+    "cache_size = -16384",  # in KiB
+)
 _CREATE_LOCK: Final = 0x70657264
 
 _PG_AGAIN: Final = frozenset({"40001", "40P01", "55P03", "23505"})
@@ -96,24 +108,75 @@ def _check_folder(folder: Path, read_only: bool) -> None:
         raise UsageError(f"folder {folder} may not be written by this user; the database keeps files of its own there")
 
 
-def writer_engine(where: Target, busy_s: float) -> AsyncEngine:
-    """The engine of the transactions that append."""
+class Writer(Protocol):
+    """Where transactions run. `width` of them may run at once."""
+
+    width: int
+
+    async def run(self, work: Callable[[Connection], T]) -> T: ...
+
+    async def close(self) -> None: ...
+
+
+class ThreadWriter:
+    """SQLite: one connection in a thread of its own. A transaction is a dozen calls of the driver; going to the thread
+    and back for each of them would cost more than the transaction itself."""
+
+    width = 1
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="perdure-log")
+
+    async def run(self, work: Callable[[Connection], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, work)
+
+    def _run(self, work: Callable[[Connection], T]) -> T:
+        with self._engine.connect() as connection:
+            return work(connection)
+
+    async def close(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.dispose)
+        self._thread.shutdown(wait=False)
+
+
+class AsyncWriter:
+    """PostgreSQL: connections of the event loop."""
+
+    width = CONNECTIONS
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    async def run(self, work: Callable[[Connection], T]) -> T:
+        async with self._engine.connect() as connection:
+            return await connection.run_sync(work)
+
+    async def close(self) -> None:
+        await self._engine.dispose()
+
+
+def open_writer(where: Target, busy_s: float) -> Writer:
+    """The connections of the transactions that append."""
     if where.path is None:
-        return _postgres(where.url, busy_s)
-    engine = create_async_engine(
-        where.url, pool_size=1, max_overflow=0, connect_args={"timeout": min(BUSY_SLICE_S, busy_s)}
+        return AsyncWriter(_postgres(where.url, busy_s))
+    engine = create_engine(
+        where.url.set(drivername="sqlite"),
+        pool_size=1,
+        max_overflow=0,
+        connect_args={"timeout": min(BUSY_SLICE_S, busy_s)},
     )
 
-    @event.listens_for(engine.sync_engine, "connect")
+    @event.listens_for(engine, "connect")
     def connected(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # the driver begins nothing by itself; the listener below does
-        _pragmas(connection, "synchronous = FULL", f"journal_size_limit = {WAL_BYTES_KEPT}")
+        _pragmas(connection, *_WRITER_PRAGMAS)
 
-    @event.listens_for(engine.sync_engine, "begin")
+    @event.listens_for(engine, "begin")
     def begun(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
-    return engine
+    return ThreadWriter(engine)
 
 
 def reader_engine(where: Target, busy_s: float) -> AsyncEngine:
@@ -125,7 +188,7 @@ def reader_engine(where: Target, busy_s: float) -> AsyncEngine:
         url,
         isolation_level="AUTOCOMMIT",
         skip_autocommit_rollback=True,
-        pool_size=READERS,
+        pool_size=CONNECTIONS,
         max_overflow=0,
         pool_timeout=busy_s,
         connect_args={"timeout": busy_s},
@@ -136,7 +199,7 @@ def _postgres(url: URL, busy_s: float, **options: Any) -> AsyncEngine:
     try:
         return create_async_engine(
             url,
-            pool_size=READERS,
+            pool_size=CONNECTIONS,
             max_overflow=0,
             pool_timeout=busy_s,
             pool_pre_ping=True,

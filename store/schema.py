@@ -1,4 +1,4 @@
-"""The tables of a stored log, the bulk statements that write them, and the way from a row to a value and back.
+"""The tables of a stored log, and the way from a row to a value and back.
 
 `events` is the truth; `runs` and `calls` are projections of it, `leases` says who works here and `meta` says which
 version of this file wrote the database. Everything is text and numbers; JSON is text.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from operator import attrgetter
 from typing import Any, Final
 
@@ -16,17 +16,13 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
-    Dialect,
     Double,
     Index,
     Integer,
     MetaData,
     Table,
     Text,
-    UpdateBase,
-    insert,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 
 from .events import Stored, Usage, encode
 from .log import CallRow, Lease, RunRow
@@ -149,7 +145,8 @@ def run_row(row: Sequence[Any]) -> RunRow:
     kept = len(plain) - len(_USAGE)
     usage = Usage(**dict(zip(_USAGE, plain[kept:], strict=True)))
     times = tuple(json.loads(charges)) if charges != "[]" else ()
-    return RunRow(run_id, Status(status), *plain[:kept], usage, cancel, claim_id, times, error, end_seq)
+    values: list[Any] = [run_id, Status(status), *plain[:kept], usage, cancel, claim_id, times, error, end_seq]
+    return RunRow(*values)
 
 
 def run_values(run: RunRow) -> tuple[Any, ...]:
@@ -195,48 +192,3 @@ def event_values(run_id: str, stored: Stored) -> tuple[Any, ...]:
 def lease_values(lease: Lease) -> dict[str, Any]:
     """The row of `leases` for a lease, by column."""
     return dict(zip(leases.c.keys(), _lease_values(lease), strict=True))
-
-
-@dataclass(frozen=True, slots=True)
-class Bulk:
-    """The statements of the hot path as SQL text of one dialect, with parameters in the order of the columns.
-
-    Compiled once: building SQLAlchemy parameters row by row costs more than the database does.
-    """
-
-    insert_events: str
-    put_runs: str
-    put_calls: str
-
-    @classmethod
-    def of(cls, dialect: Dialect) -> Bulk:
-        return cls(
-            _sql(insert(events), events, dialect),
-            _sql(_upsert(runs, dialect, fixed=_RUN_FIXED), runs, dialect),
-            _sql(_upsert(calls, dialect, fixed=_CALL_FIXED), calls, dialect),
-        )
-
-
-_RUN_FIXED: Final = frozenset({"agent", "digest", "batch", "sample", "priority", "created_at"})
-_CALL_FIXED: Final = frozenset({"turn_index", "name", "effect", "request_seq"})
-
-
-def insert_for(table: Table, dialect: Dialect) -> sqlite.Insert | postgresql.Insert:
-    """The insert that knows ON CONFLICT."""
-    return sqlite.insert(table) if dialect.name == "sqlite" else postgresql.insert(table)
-
-
-def _upsert(table: Table, dialect: Dialect, fixed: frozenset[str]) -> UpdateBase:
-    statement = insert_for(table, dialect)
-    mutable = [column for column in table.c if not column.primary_key and column.name not in fixed]
-    return statement.on_conflict_do_update(
-        index_elements=list(table.primary_key),
-        set_={column.name: statement.excluded[column.name] for column in mutable},
-    )
-
-
-def _sql(statement: UpdateBase, table: Table, dialect: Dialect) -> str:
-    keys: Sequence[str] = table.c.keys()
-    compiled = statement.compile(dialect=dialect, column_keys=list(keys))
-    assert compiled.positiontup == keys
-    return str(compiled)

@@ -17,32 +17,35 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Select, delete, func, select, update
 from sqlalchemy.exc import DataError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine
 
-from .commit import apply, chunks, stored_event
+from .commit import apply, stored_event
 from .engine import (
     Target,
+    Writer,
     check_version,
     create_tables,
     enter_wal,
     may_retry,
+    open_writer,
     opening_failed,
     prepare_file,
     reader_engine,
     target,
     unavailable,
-    writer_engine,
 )
 from .errors import CorruptLog, UsageError
 from .events import Stored
 from .log import CallRow, Clock, Command, Lease, Refused, RunRow, Verdict
-from .schema import Bulk, call_row, calls, events, insert_for, lease_values, leases, run_row, runs
+from .schema import call_row, calls, events, lease_values, leases, run_row, runs
+from .statements import Statements, insert_for
 from .states import Status
 
 T = TypeVar("T")
 
 FIRST_PAUSE_S: Final = 0.01
 LONGEST_PAUSE_S: Final = 0.5
+IDS_AT_ONCE: Final = 500
+"""Values in one IN list; far below the number of variables that any database allows."""
 
 
 async def open_log(
@@ -78,9 +81,9 @@ class SqlLog:
     def __init__(self, where: Target, *, clock: Clock, read_only: bool, busy_s: float) -> None:
         self._where, self._clock, self._busy_s = where, clock, busy_s
         self._reader = reader_engine(where, busy_s)
-        self._writer: AsyncEngine | None = None if read_only else writer_engine(where, busy_s)
-        self._bulk = Bulk.of(self._reader.dialect)
-        self._gate = asyncio.Semaphore(1 if where.path else self._reader.pool.size())  # type: ignore[attr-defined]
+        self._writer: Writer | None = None if read_only else open_writer(where, busy_s)
+        self._statements = Statements.of(self._reader.dialect)
+        self._gate = asyncio.Semaphore(self._writer.width if self._writer else 1)
         self._working: set[asyncio.Task[Any]] = set()
 
     async def prepare(self, filled: bool) -> None:
@@ -107,7 +110,7 @@ class SqlLog:
     async def _commit(self, commands: list[Command]) -> list[Verdict]:
         def work(connection: Connection) -> list[Verdict]:
             with connection.begin() as transaction:
-                verdicts, changed = apply(connection, self._bulk, commands, self._clock())
+                verdicts, changed = apply(connection, self._statements, commands, self._clock())
                 if not changed:
                     transaction.rollback()
             return verdicts
@@ -151,8 +154,7 @@ class SqlLog:
         try:
             while True:
                 try:
-                    async with self._writer.connect() as connection:
-                        return await connection.run_sync(work)
+                    return await self._writer.run(work)
                 except DataError:
                     raise
                 except (SQLAlchemyError, sqlite3.Error, OSError) as error:
@@ -217,8 +219,10 @@ class SqlLog:
         if ids is None:
             return [run_row(row) for row in await self._rows(statement)]
         found: list[RunRow] = []
-        for chunk in chunks(dict.fromkeys(ids)):
-            found += [run_row(row) for row in await self._rows(statement.where(runs.c.run_id.in_(chunk)))]
+        unique = list(dict.fromkeys(ids))
+        for start in range(0, len(unique), IDS_AT_ONCE):
+            some = statement.where(runs.c.run_id.in_(unique[start : start + IDS_AT_ONCE]))
+            found += [run_row(row) for row in await self._rows(some)]
         found.sort(key=_by_age if oldest_first else _newest)
         return found[:limit]
 
@@ -253,7 +257,7 @@ class SqlLog:
             await asyncio.wait(set(self._working))
         await self._reader.dispose()
         if self._writer is not None:  # last, so that the database tidies its files
-            await self._writer.dispose()
+            await self._writer.close()
 
 
 def prefix_end(prefix: str) -> str | None:
