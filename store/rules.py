@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol, assert_never
+from typing import Any, Protocol, assert_never
 
 from .errors import IllegalTransition
 from .events import (
     AssistantMessage,
+    CancelRequested,
     Event,
     RunCancelled,
     RunClaimed,
@@ -373,9 +374,9 @@ class Book:
         """Fold events into copies of the rows; nothing is kept unless every event is legal."""
         calls, stored = dict(calls), []
         touched: dict[str, None] = {}
+        changes: dict[str, Any] = {}
         open_calls = sum(call.result_seq is None for call in calls.values())
-        for event in events:
-            seq = row.seq + 1
+        for seq, event in enumerate(events, start=row.seq + 1):
             if call := fold_call(calls, row.run_id, event, seq, self.now):
                 was_open = call.tool_call_id in calls and calls[call.tool_call_id].result_seq is None
                 open_calls += (call.result_seq is None) - was_open
@@ -385,8 +386,9 @@ class Book:
                 asked = [call for call in calls.values() if call.unsettled and call.result_seq is None]
                 calls.update((call.tool_call_id, replace(call, unsettled=False)) for call in asked)
                 touched.update((call.tool_call_id, None) for call in asked)
-            row = fold_row(row, event, seq, self.now, open_calls)
-            stored.append(Stored(seq, self.now, row.epoch, event))
+            _fold(row, changes, event, seq, self.now, open_calls)
+            stored.append(Stored(seq, self.now, changes.get("epoch", row.epoch), event))
+        row = replace(row, **changes)
         self.runs[row.run_id] = row
         self.calls[row.run_id] = calls
         self.events.setdefault(row.run_id, []).extend(stored)
@@ -397,24 +399,34 @@ class Book:
 
 def fold_row(row: RunRow, event: Event, seq: int, now: float, open_calls: int) -> RunRow:
     """The run's projection after an event. Raises IllegalTransition."""
-    if isinstance(event, RunCreated):
-        return replace(row, seq=seq, updated_at=now)
-    row = replace(row, status=status_after(row.status, event, open_calls), seq=seq, updated_at=now)
+    changes: dict[str, Any] = {}
+    _fold(row, changes, event, seq, now, open_calls)
+    return replace(row, **changes)
+
+
+def _fold(row: RunRow, changes: dict[str, Any], event: Event, seq: int, now: float, open_calls: int) -> None:
+    """Fold an event into `changes`, the fields that differ from `row` by now: one new row for many events."""
+    if not isinstance(event, RunCreated):
+        changes["status"] = status_after(changes.get("status", row.status), event, open_calls)
+    changes["seq"], changes["updated_at"] = seq, now
     match event:
         case RunClaimed():
-            charges = (*row.charges, now)[-CHARGES_KEPT:] if event.charged else row.charges
-            return replace(row, epoch=event.epoch, claim_id=event.event_id, charges=charges)
+            changes |= {"epoch": event.epoch, "claim_id": event.event_id}
+            if event.charged:
+                changes["charges"] = (*changes.get("charges", row.charges), now)[-CHARGES_KEPT:]
         case AssistantMessage():
-            return replace(row, turns=row.turns + 1, usage=add_usage(row.usage, event.usage))
+            changes["turns"] = changes.get("turns", row.turns) + 1
+            changes["usage"] = add_usage(changes.get("usage", row.usage), event.usage)
+        case CancelRequested():
+            changes["cancel"] = True
         case RunCompleted():
-            return replace(row, end_seq=seq)
+            changes["end_seq"] = seq
         case RunFailed():
-            return replace(row, end_seq=seq, error=event.code)
+            changes |= {"end_seq": seq, "error": event.code}
         case RunCancelled():
-            return replace(row, end_seq=seq, error=event.reason)
+            changes |= {"end_seq": seq, "error": event.reason}
         case RunRequeued():
-            return replace(row, end_seq=None, error=None, cancel=False, charges=())
-    return replace(row, cancel=True) if event.type == "cancel_requested" else row
+            changes |= {"end_seq": None, "error": None, "cancel": False, "charges": ()}
 
 
 def fold_call(calls: Mapping[str, CallRow], run_id: str, event: Event, seq: int, now: float) -> CallRow | None:
