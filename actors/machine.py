@@ -89,6 +89,8 @@ class State:
     """A model call is under way (or was, when its process died)."""
     usage: Usage = field(default_factory=Usage)
     cancel: CancelRequested | None = None
+    end: RunCompleted | RunFailed | RunCancelled | None = None
+    """The terminal event, once there is one."""
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -129,8 +131,10 @@ def evolve(state: State, event: Event) -> State:
             return replace(state, past=past, turn_started=False, usage=add_usage(state.usage, event.usage))
         case CancelRequested():
             return replace(state, cancel=event)
+        case RunCompleted() | RunFailed() | RunCancelled():
+            return replace(state, end=event)
         case RunRequeued():
-            return replace(state, cancel=None)
+            return replace(state, cancel=None, end=None)
     return state
 
 

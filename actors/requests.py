@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import JsonValue
 
 from ..store.events import AgentRef, Event, Stored, ToolCallRequested
+from ..store.log import Create
 from ..store.states import Status
 from .tools import ToolOptions
 
@@ -79,3 +80,32 @@ class Ended:
     epoch: int
     status: Status
     outcome: Literal["ended", "waits", "lost"]
+    end: Event | None = None
+    """The terminal event of a run that ended."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """From a client: create these runs; the answer is a verdict each."""
+
+    creates: tuple[Create, ...]
+
+
+@dataclass(frozen=True)
+class Await:
+    """From a client: answer with the run's Ended once it has ended or waits for a person."""
+
+    run_id: str
+
+
+@dataclass(frozen=True)
+class Nudge:
+    """From a client: the store has news."""
+
+
+@dataclass(frozen=True)
+class Warm:
+    """From a client: have this many actors started for an agent ahead of need."""
+
+    agent: AgentRef
+    count: int

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
@@ -68,7 +68,8 @@ class Owner:
                         await self._flush()
                         continue
                     status = self._state.status
-                    return Ended(start.run_id, start.epoch, status, "ended" if status.is_terminal else "waits")
+                    outcome: Literal["ended", "waits"] = "ended" if status.is_terminal else "waits"
+                    return Ended(start.run_id, start.epoch, status, outcome, self._state.end)
                 await self._perform(step)
         except Lost:
             return Ended(start.run_id, start.epoch, self._state.status, "lost")

@@ -1,0 +1,169 @@
+"""The Ray bodies of the journal and of run actors: thin shells around plain asyncio classes.
+
+The journal is detached, restarted without limit and its calls are sent again after a restart; so every method of
+it is idempotent. Run actors are never restarted by Ray: their death is a verdict that the supervisor acts on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+import ray
+
+from ..store.events import ToolCallStarted
+from ..store.log import Command, EventLog, Lease, Verdict
+from ..store.sql import open_log
+from .courier import Courier, Desk, Numbered, Reply
+from .journal import Journal, serve
+from .kernel import boot_id, kill_process, process_started
+from .loading import loaded
+from .ray_tasks import JOURNAL, RayTasks
+from .requests import Ended, Settings, Start
+from .run import Owner
+
+log = logging.getLogger(__name__)
+CONCURRENCY = 100_000
+SWEEP_S = 1.0
+
+RESTARTED: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "max_concurrency": CONCURRENCY}
+"""Options of an actor that Ray restarts without limit, sending its pending calls again."""
+MORTAL: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": CONCURRENCY}
+"""Options of an actor whose death is a verdict."""
+
+Identity = tuple[int, float, str, str]
+"""pid, start time, boot id and node of an actor's process."""
+
+
+def identity() -> Identity:
+    """Names this process for good."""
+    return os.getpid(), process_started(os.getpid()), boot_id(), ray.get_runtime_context().get_node_id()
+
+
+def own_lease(name: str, nonce: str, lease_s: float) -> Lease:
+    """A lease in the name of this process."""
+    pid, started, boot, node = identity()
+    return Lease(name, nonce, node, boot, pid, started, time.time() + lease_s)
+
+
+async def replace_journal(event_log: EventLog, lease_s: float) -> None:
+    """End the journal that a lease names, see it gone, and take the lease.
+
+    A frozen process may hold the database's write lock, so it is killed before anything is written.
+    """
+    mine = own_lease(JOURNAL, uuid4().hex, lease_s)
+    while True:
+        before = await event_log.lease(JOURNAL)
+        if (
+            before
+            and before.boot_id == mine.boot_id
+            and (before.pid, before.pid_started) != (mine.pid, mine.pid_started)
+        ):
+            await asyncio.to_thread(kill_process, before.pid, before.pid_started)
+        if await event_log.take_lease(mine, before.nonce if before else None):
+            return
+
+
+class JournalActor:
+    """The journal of one store."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._opening: asyncio.Task[tuple[Journal, Desk]] | None = None
+
+    async def _open(self) -> tuple[Journal, Desk]:
+        event_log = await open_log(self._settings.store)
+        await replace_journal(event_log, self._settings.lease_s)
+        tasks = RayTasks(self._settings.namespace)
+        journal = Journal(event_log, tasks, self._settings.name)
+        self._background = [asyncio.create_task(tasks.watch()), asyncio.create_task(self._sweep(journal))]
+
+        async def answer(payload: Any) -> Any:
+            return await serve(journal, payload)
+
+        return journal, Desk(answer)
+
+    async def _ready(self) -> tuple[Journal, Desk]:
+        if self._opening is None or (self._opening.done() and self._opening.exception()):
+            self._opening = asyncio.create_task(self._open())
+        return await asyncio.shield(self._opening)
+
+    async def _sweep(self, journal: Journal) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            try:
+                await journal.sweep()
+            except Exception:
+                log.exception("the journal's sweep failed")
+
+    async def exchange(
+        self, client: str, incarnation: str | None, requests: Sequence[Numbered], done: Sequence[int]
+    ) -> Reply:
+        _, desk = await self._ready()
+        return await desk.exchange(client, incarnation, requests, done)
+
+    async def begin(
+        self, run_id: str, tool_call_id: str, attempt: int, node: str, mark: ToolCallStarted | None
+    ) -> str | None:
+        journal, _ = await self._ready()
+        return await journal.begin(run_id, tool_call_id, attempt, node, mark)
+
+    async def commit(self, commands: Sequence[Command]) -> list[Verdict]:
+        journal, _ = await self._ready()
+        return await journal.commit(commands)
+
+    async def ping(self) -> Identity:
+        await self._ready()
+        return identity()
+
+
+def journal_courier(namespace: str) -> Courier:
+    """A courier to the journal of a namespace, wherever and whenever that runs."""
+
+    async def call(name: str, incarnation: str | None, requests: list[Numbered], done: list[int]) -> Reply:
+        journal = ray.get_actor(JOURNAL, namespace)
+        reply: Reply = await journal.exchange.remote(name, incarnation, requests, done)
+        return reply
+
+    return Courier(call)
+
+
+class RunActor:
+    """Drives the runs that the supervisor binds to it, each as an asyncio task of its own."""
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        self._courier: Courier | None = None
+        self._desk: Desk | None = None
+        self._drives: dict[tuple[str, int], asyncio.Task[Ended]] = {}
+
+    async def exchange(
+        self, client: str, incarnation: str | None, requests: Sequence[Numbered], done: Sequence[int]
+    ) -> Reply:
+        if self._desk is None:
+            self._desk, self._courier = Desk(self._drive), journal_courier(self._namespace)
+        return await self._desk.exchange(client, incarnation, requests, done)
+
+    async def _drive(self, start: Start) -> Ended:
+        """Idempotent: a supervisor that was restarted joins the drive that its predecessor began."""
+        assert self._courier is not None
+        key = (start.run_id, start.epoch)
+        if key not in self._drives:
+            self._drives[key] = asyncio.create_task(Owner(start, self._courier.ask, loaded).drive())
+        try:
+            return await asyncio.shield(self._drives[key])
+        finally:
+            if self._drives[key].done():
+                self._drives.pop(key, None)
+
+    async def held(self) -> list[tuple[str, int]]:
+        """(run, epoch) of the drives under way."""
+        return list(self._drives)
+
+    async def ping(self) -> Identity:
+        return identity()

@@ -1,0 +1,256 @@
+"""The pool of run actors: started ahead of need, reused from run to run, replaced when they die.
+
+Starting a Ray actor costs up to a second of CPU, binding a run to a warm one about a millisecond. An actor serves
+one version of an agent's code. Its death, or its silence, is one verdict that everything waiting on it gets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+from uuid import uuid4
+
+import ray
+from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError, RayError
+from ray.util import list_named_actors
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from ..store.events import AgentRef
+from .bodies import MORTAL, Identity, RunActor
+from .courier import Courier, Numbered, Reply
+from .kernel import boot_id, kill_process
+from .ray_tasks import code_env, living_nodes
+from .requests import Ended, Settings, Start
+
+log = logging.getLogger(__name__)
+PREFIX = "run-"
+SPARES = 1
+"""Idle actors kept above need, so that a respawn finds a warm one."""
+
+
+class MemberDied(Exception):
+    """A run actor's death as one of its runs sees it. `companions` counts the runs that were on the actor."""
+
+    def __init__(self, reason: Literal["respawn", "hung", "node_lost"], companions: int) -> None:
+        super().__init__(reason)
+        self.reason, self.companions = reason, companions
+
+
+class Member:
+    """One run actor."""
+
+    def __init__(self, name: str, handle: Any, digest: str) -> None:
+        self.name, self.handle, self.digest = name, handle, digest
+        self.runs: dict[str, int] = {}
+        """Run ids, each with the number of runs that it may share an actor with."""
+        self.identity: Identity | None = None
+        """Known once the actor has answered: it is warm then."""
+        self.heard_at = time.monotonic()
+        self.verdict: asyncio.Future[MemberDied] = asyncio.get_running_loop().create_future()
+        self._courier = Courier(self._exchange, lost=_is_verdict)
+
+    async def ask(self, start: Start) -> Ended:
+        """Have a run driven to its end. Raises MemberDied."""
+        answer = self._courier.ask(start)
+        both: set[asyncio.Future[Any]] = {answer, self.verdict}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if answer.done() and not answer.exception():
+            ended: Ended = answer.result()
+            return ended
+        if not self.verdict.done():
+            error = answer.exception()
+            if not isinstance(error, RayError):
+                raise error or RuntimeError("a future without a result")
+            self.pass_verdict("node_lost" if await self.node_is_gone() else "respawn")
+        raise self.verdict.result()
+
+    async def node_is_gone(self) -> bool:
+        """Whether the actor's node is known and lost: its runs are not to blame then."""
+        return self.identity is not None and self.identity[3] not in await asyncio.to_thread(living_nodes)
+
+    def pass_verdict(self, reason: Literal["respawn", "hung", "node_lost"]) -> None:
+        """Declare the actor dead, once; every run on it learns of it and of how many they were."""
+        if not self.verdict.done():
+            self.verdict.set_result(MemberDied(reason, len(self.runs)))
+            self._courier.close()
+
+    def fits(self, companions_max: int) -> bool:
+        """Whether one more run may come, that puts up with so many on the actor, itself included."""
+        return len(self.runs) + 1 <= min([companions_max, *self.runs.values()])
+
+    async def _exchange(self, name: str, incarnation: str | None, requests: list[Numbered], done: list[int]) -> Reply:
+        reply: Reply = await self.handle.exchange.remote(name, incarnation, requests, done)
+        return reply
+
+
+def _is_verdict(error: Exception) -> bool:
+    dead = isinstance(error, (RayActorError, OutOfMemoryError))
+    return dead and not isinstance(error, ActorUnavailableError)
+
+
+class Pool:
+    """All run actors of one supervisor."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._members: dict[str, Member] = {}
+        self._changed = asyncio.Event()
+        self._boot = boot_id()
+        self._dead = 0
+
+    # -- runs ---------------------------------------------------------------------------------------------
+
+    async def take(self, run_id: str, agent: AgentRef, companions_max: int) -> Member:
+        """An actor for a run, with the run on it: an idle one, a new one, or the least loaded; waits for room."""
+        while True:
+            self._changed.clear()
+            member = self._choose(agent, companions_max)
+            if member is None:
+                await self._changed.wait()
+                continue
+            member.runs[run_id] = companions_max
+            self._keep_spares(agent)
+            return member
+
+    def join(self, member: Member, run_id: str) -> None:
+        """Note a run that an adopted actor drives already."""
+        member.runs[run_id] = self._settings.concurrency
+
+    def leave(self, member: Member, run_id: str) -> None:
+        member.runs.pop(run_id, None)
+        self._changed.set()
+
+    def _choose(self, agent: AgentRef, companions_max: int) -> Member | None:
+        ours = [m for m in self._members.values() if m.digest == agent.digest and m.fits(companions_max)]
+        best = min(ours, key=lambda m: (len(m.runs), m.identity is None), default=None)
+        if best and not best.runs:
+            return best
+        if self._room(agent) or (best is None and companions_max == 1):
+            return self.spawn(agent)
+        return best
+
+    def _room(self, agent: AgentRef) -> bool:
+        """Whether one more actor may be started; retires an idle one of another version if that makes room."""
+        if len(self._members) < self._settings.actors:
+            return True
+        idle = [m for m in self._members.values() if m.digest != agent.digest and not m.runs]
+        for member in idle[:1]:
+            self.retire(member)
+        return bool(idle)
+
+    def _keep_spares(self, agent: AgentRef) -> None:
+        ours = [m for m in self._members.values() if m.digest == agent.digest]
+        idle = sum(not m.runs for m in ours)
+        warm = any(m.identity for m in ours)
+        if idle < SPARES and warm and len(self._members) < self._settings.actors + SPARES:
+            self.spawn(agent)
+
+    def warm(self, agent: AgentRef, count: int) -> None:
+        """Start actors ahead of need, up to `count` and the pool's bound."""
+        have = sum(m.digest == agent.digest for m in self._members.values())
+        for _ in range(min(count, self._settings.actors + SPARES) - have):
+            if len(self._members) < self._settings.actors + SPARES:
+                self.spawn(agent)
+
+    # -- actors -------------------------------------------------------------------------------------------
+
+    def spawn(self, agent: AgentRef) -> Member:
+        """Start an actor for this version of an agent, on the living node that has the fewest."""
+        name = f"{PREFIX}{agent.digest}-{uuid4().hex[:8]}"
+        handle = (
+            ray.remote(RunActor)
+            .options(
+                name=name,
+                namespace=self._settings.namespace,
+                lifetime="detached",
+                runtime_env=code_env(agent),
+                scheduling_strategy=NodeAffinitySchedulingStrategy(self._node(), soft=True),
+                **MORTAL,
+            )
+            .remote(self._settings.namespace)
+        )
+        return self._add(Member(name, handle, agent.digest))
+
+    def _add(self, member: Member) -> Member:
+        self._members[member.name] = member
+        member.verdict.add_done_callback(lambda _: self._remove(member))
+        return member
+
+    def _remove(self, member: Member) -> None:
+        self._members.pop(member.name, None)
+        self._dead += 1
+        self._changed.set()
+
+    def retire(self, member: Member) -> None:
+        """End an actor that has no run."""
+        member.pass_verdict("respawn")
+        self._dead -= 1
+        ray.kill(member.handle)
+
+    def _node(self) -> str:
+        nodes = dict.fromkeys(living_nodes(), 0)
+        for member in self._members.values():
+            if member.identity and member.identity[3] in nodes:
+                nodes[member.identity[3]] += 1
+        here: str = ray.get_runtime_context().get_node_id()
+        return min(nodes, key=lambda node: (nodes[node], node != here), default=here)
+
+    async def adopt(self) -> list[tuple[Member, Sequence[tuple[str, int]]]]:
+        """The living run actors that an earlier supervisor started, with the (run, epoch) that each drives."""
+        found: list[tuple[Member, Sequence[tuple[str, int]]]] = []
+        for name in list_named_actors():
+            if not name.startswith(PREFIX):
+                continue
+            try:
+                handle = ray.get_actor(name, self._settings.namespace)
+                async with asyncio.timeout(self._settings.hung_s):
+                    held = await handle.held.remote()
+            except (RayError, ValueError, TimeoutError) as error:
+                log.warning("actor %s is not adopted: %s", name, error)
+                continue
+            found.append((self._add(Member(name, handle, name.split("-")[1])), held))
+        return found
+
+    # -- liveness -----------------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """Ping every actor for ever; silence beyond hung_s, and death, are verdicts."""
+        while True:
+            await asyncio.gather(*(self._ping(member) for member in list(self._members.values())))
+            await asyncio.sleep(self._settings.ping_s)
+
+    async def _ping(self, member: Member) -> None:
+        try:
+            async with asyncio.timeout(self._settings.ping_s):
+                member.identity = await member.handle.ping.remote()
+            member.heard_at = time.monotonic()
+            return
+        except TimeoutError:
+            pass  # how long it has been silent decides, below
+        except RayError as error:
+            if _is_verdict(error):
+                member.pass_verdict("node_lost" if await member.node_is_gone() else "respawn")
+                return
+        silent_s = time.monotonic() - member.heard_at
+        if silent_s > self._settings.hung_s * (1 if member.identity else 4):
+            member.pass_verdict("hung")
+
+    async def bury(self, member: Member) -> None:
+        """End what may be left of an actor that was declared dead."""
+        try:
+            ray.kill(member.handle)
+        except RayError as error:
+            log.info("actor %s was gone already: %s", member.name, error)
+        if member.identity and member.identity[2] == self._boot:
+            await asyncio.to_thread(kill_process, member.identity[0], member.identity[1])
+
+    def members(self) -> Iterable[Member]:
+        return list(self._members.values())
+
+    def status(self) -> dict[str, Any]:
+        """Figures for people."""
+        loads = [len(m.runs) for m in self._members.values()]
+        return {"actors": len(loads), "idle": loads.count(0), "died": self._dead}

@@ -1,0 +1,176 @@
+"""Tool tasks on Ray: one task per attempt, owned by the journal's process.
+
+Ray's own retries are off: a repeated task would be a second effect that nobody recorded. What Ray cannot be
+relied on for is watched here: a task on a node that froze or vanished may never resolve at its owner, so an
+attempt is given up when its node is gone or its hard deadline has passed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import (
+    NodeDiedError,
+    OutOfMemoryError,
+    RayError,
+    RuntimeEnvSetupError,
+    TaskCancelledError,
+    WorkerCrashedError,
+)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from ..store.events import AgentRef, ToolCallStarted
+from ..store.log import CallRow
+from .attempt import GRACE_S, Outcome, Work, perform
+from .kernel import boot_id, prove_dead
+from .pursuit import CLOCK_MARGIN_S, TaskDied
+from .tools import ToolOptions
+
+log = logging.getLogger(__name__)
+JOURNAL = "journal"
+NODES_EVERY_S = 1.0
+PROOF_TIMEOUT_S = 10.0
+
+
+def code_env(agent: AgentRef) -> dict[str, Any]:
+    """The runtime environment that gives each version of an agent's code workers of its own."""
+    path = [agent.root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {"env_vars": {"PERDURE_CODE": agent.digest, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}}
+
+
+@ray.remote(max_retries=0)
+def attempt(work: bytes, namespace: str) -> bytes:
+    """The task of one attempt. Takes and returns JSON."""
+    node = ray.get_runtime_context().get_node_id()
+    what = Work.model_validate_json(work)
+
+    def begin(mark: ToolCallStarted | None) -> str | None:
+        journal = ray.get_actor(JOURNAL, namespace)
+        asked: Any = journal.begin.remote(what.run_id, what.tool_call_id, what.attempt, node, mark)
+        # not ray.get: it would give this task's CPU back meanwhile, and Ray would start another worker on it
+        answer: str | None = asked.future().result()
+        return answer
+
+    return perform(what, begin, node).model_dump_json().encode()
+
+
+@ray.remote(max_retries=0, num_cpus=0)
+def prove_on_node(lock: str) -> bool:
+    """The proof of death, made on the node that the mark names."""
+    return prove_dead(lock)
+
+
+@dataclass
+class _Flying:
+    ref: Any
+    lost: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    node: str = ""
+    over_at: float = float("inf")
+    """Monotonic time after which the attempt cannot be alive."""
+    hold_s: float = 0.0
+
+
+class RayTasks:
+    """`Tasks` on Ray."""
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace, self._boot = namespace, boot_id()
+        self._flying: dict[tuple[str, str], _Flying] = {}
+        self._functions: dict[Any, Any] = {}
+
+    async def run(self, work: Work, options: ToolOptions) -> Outcome:
+        key = (work.run_id, work.tool_call_id)
+        ref = self._function(work.agent, options).remote(work.model_dump_json().encode(), self._namespace)
+        flying = self._flying[key] = _Flying(ref, hold_s=options.timeout_s + GRACE_S + CLOCK_MARGIN_S)
+        try:
+            answer = asyncio.ensure_future(_value(ref))
+            both: set[asyncio.Future[Any]] = {answer, flying.lost}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                answer.cancel()
+                raise TaskDied(flying.lost.result(), charged=False)
+            return Outcome.model_validate_json(answer.result())
+        except (NodeDiedError, RuntimeEnvSetupError) as error:
+            raise TaskDied(_text(error), charged=not isinstance(error, NodeDiedError)) from error
+        except OutOfMemoryError as error:
+            raise TaskDied("out of memory: " + _text(error)) from error
+        except WorkerCrashedError as error:
+            raise TaskDied("the process exited, crashed or was killed") from error
+        except TaskCancelledError as error:
+            raise TaskDied("it was stopped") from error
+        except RayError as error:
+            raise TaskDied(_text(error)) from error
+        finally:
+            if self._flying.get(key) is flying:
+                del self._flying[key]
+
+    def _function(self, agent: AgentRef, options: ToolOptions) -> Any:
+        resources = tuple(sorted((options.resources or {}).items()))
+        key = (agent, options.num_cpus, options.memory, resources)
+        if key not in self._functions:
+            self._functions[key] = attempt.options(
+                num_cpus=options.num_cpus,
+                memory=options.memory,
+                resources=options.resources,
+                runtime_env=code_env(agent),
+            )
+        return self._functions[key]
+
+    def begun(self, run_id: str, tool_call_id: str, attempt: int, node: str) -> None:
+        if flying := self._flying.get((run_id, tool_call_id)):
+            flying.node, flying.over_at = node, time.monotonic() + flying.hold_s
+
+    def kill(self, run_id: str, tool_call_id: str) -> None:
+        if flying := self._flying.get((run_id, tool_call_id)):
+            ray.cancel(flying.ref, force=True)
+
+    async def prove_dead(self, call: CallRow) -> bool:
+        if call.boot_id == self._boot:
+            return await asyncio.to_thread(prove_dead, call.lock)
+        if call.node not in await asyncio.to_thread(living_nodes):
+            return False
+        there = NodeAffinitySchedulingStrategy(call.node, soft=False)
+        try:
+            async with asyncio.timeout(PROOF_TIMEOUT_S):
+                return bool(await prove_on_node.options(scheduling_strategy=there).remote(call.lock))
+        except (RayError, TimeoutError) as error:
+            log.warning("no proof from node %s: %s", call.node, error)
+            return False
+
+    async def watch(self) -> None:
+        """Give up attempts whose node is gone or whose deadline has passed; for ever."""
+        while True:
+            await asyncio.sleep(NODES_EVERY_S)
+            placed = [flying for flying in self._flying.values() if flying.node]
+            if not placed:
+                continue
+            alive = await asyncio.to_thread(living_nodes)
+            for flying in placed:
+                if flying.lost.done():
+                    continue
+                if flying.node not in alive:
+                    flying.lost.set_result("its node was lost")
+                elif time.monotonic() > flying.over_at:
+                    flying.lost.set_result("its hard deadline has passed")
+
+
+async def _value(ref: Any) -> bytes:
+    answer: bytes = await ref
+    return answer
+
+
+def living_nodes() -> frozenset[str]:
+    """Ids of the nodes that Ray holds for alive."""
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return frozenset(node["NodeID"] for node in nodes if node["Alive"])
+
+
+def _text(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:500]

@@ -1,0 +1,115 @@
+"""Starting and joining Ray clusters, with the settings that perdure needs of them.
+
+Imported before Ray is: the environment that Ray reads at import and at the start of its processes is set here. A
+cluster is joined only by an explicit address; without one a local cluster of our own is started, and leaves nothing
+behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..store.errors import UsageError
+
+CLUSTER_ENV = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_worker_niceness": "0",
+    "RAY_kill_worker_timeout_milliseconds": "500",
+    "RAY_health_check_initial_delay_ms": "500",
+    "RAY_health_check_period_ms": "300",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_timeout_ms_task_wait_for_death_info": "100",
+    "RAY_core_worker_internal_heartbeat_ms": "100",
+}
+"""Environment of the clusters that we start, where the user has not set it."""
+OBJECT_STORE_BYTES = 100 * 2**20
+
+
+def prepare_environment() -> None:
+    """Set what Ray reads at import. Safe to repeat; keeps what the user has set."""
+    for name, value in CLUSTER_ENV.items():
+        os.environ.setdefault(name, value)
+
+
+def namespace_digest(store: str) -> str:
+    """A short name of a store, for the Ray namespace and for lock files."""
+    return hashlib.sha256(store.encode()).hexdigest()[:12]
+
+
+@contextlib.contextmanager
+def quiet_stdout() -> Iterator[None]:
+    """Ray prints notices on stdout whatever its log level: send them to stderr, so that output stays parseable."""
+    out, sys.stdout = sys.stdout, sys.stderr
+    try:
+        yield
+    finally:
+        sys.stdout = out
+
+
+class Cluster:
+    """A connection to a Ray cluster: to one that runs at `address`, or to a local one of our own."""
+
+    def __init__(self, address: str | None = None, num_cpus: int | None = None) -> None:
+        self.address, self._num_cpus = address, num_cpus
+        self._folder: str | None = None
+
+    def start(self) -> Any:
+        """Connect, and return the ray module. Raises UsageError when no cluster answers at the address."""
+        prepare_environment()
+        import ray
+
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
+        if self.address is None:
+            self._folder = tempfile.mkdtemp(prefix="perdure-ray-")
+            options |= {
+                "address": "local",
+                "include_dashboard": False,
+                "num_cpus": self._num_cpus,
+                "object_store_memory": OBJECT_STORE_BYTES,
+                "_temp_dir": self._folder,
+            }
+        else:
+            options["address"] = self.address
+        try:
+            with quiet_stdout():
+                ray.init(**options)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            self._clean()
+            raise UsageError(f"no Ray cluster answers at {self.address or 'this machine'}: {error}") from error
+        return ray
+
+    def stop(self) -> None:
+        """Leave the cluster; a local one ends with all its processes."""
+        import ray
+
+        with quiet_stdout():
+            ray.shutdown()
+        self._clean()
+
+    def _clean(self) -> None:
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+
+def store_url(store: str | os.PathLike[str]) -> str:
+    """The store's URL with an absolute path, the same for every process of the machine."""
+    text = os.fspath(store)
+    if "://" not in text:
+        return str(Path(text).resolve())
+    head, _, path = text.partition(":///")
+    if head.startswith("sqlite") and path:
+        return str(Path(path).resolve())
+    return text

@@ -1,0 +1,256 @@
+"""The Runtime: durable runs from Python.
+
+    async with Runtime("runs.db") as runtime:
+        run = await runtime.launch("agents.py:support", "Refund order 17")
+        outcome = await run.outcome()
+
+A run id is handed out only after the run is durable. Leaving the block stops the processes, not the runs: whatever
+is unfinished goes on when a Runtime is next started on the same store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+from uuid import uuid4
+
+from pydantic import JsonValue
+
+from ..actors.courier import Courier, Numbered, Reply
+from ..actors.loading import LoadedAgent, load_agent
+from ..actors.model import make_model
+from ..actors.requests import Await, Ended, Launch, Nudge, Settings, Warm
+from ..store.errors import NotFound, PerdureError, UsageError
+from ..store.events import RunCancelled, RunCompleted, RunCreated, RunFailed, RunRequeued, Stored
+from ..store.log import Create, Refused, Requeue, RunRow
+from ..store.sql import SqlLog, open_log
+from ..store.states import Status
+from ..store.writer import GroupWriter
+from .cluster import Cluster, namespace_digest, store_url
+
+DEFAULT_STORE = ".perdure/runs.db"
+POLL_S = 0.1
+RUNS_PER_ACTOR_DEFAULT = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended, or that it waits for a person."""
+
+    run_id: str
+    status: Status
+    output: JsonValue = None
+    error: str | None = None
+    message: str | None = None
+
+    @classmethod
+    def of(cls, ended: Ended) -> Outcome:
+        """The outcome that a terminal event tells."""
+        match ended.end:
+            case RunCompleted(output=output):
+                return cls(ended.run_id, ended.status, output=output)
+            case RunFailed(code=code, message=message):
+                return cls(ended.run_id, ended.status, error=code, message=message)
+            case RunCancelled(reason=reason):
+                return cls(ended.run_id, ended.status, message=reason)
+        return cls(ended.run_id, ended.status)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One run to launch. Without an id it gets a random one."""
+
+    input: JsonValue
+    run_id: str = field(default_factory=lambda: uuid4().hex)
+    batch: str | None = None
+    sample: str | None = None
+    priority: int = 0
+    correlation_id: str | None = None
+    metadata: dict[str, JsonValue] = field(default_factory=dict)
+
+
+class Run:
+    """A launched run."""
+
+    def __init__(self, runtime: Runtime, run_id: str) -> None:
+        self._runtime, self.run_id = runtime, run_id
+
+    async def outcome(self) -> Outcome:
+        """Wait until the run ends, or waits for a person."""
+        return await self._runtime.outcome(self.run_id)
+
+    async def events(self, after: int = 0) -> AsyncIterator[Stored]:
+        """The run's events as they become durable, until the run ends or waits for a person."""
+        async for stored in follow(self._runtime.log, self.run_id, after):
+            yield stored
+
+
+class Runtime:
+    """A supervisor over one store, on a local cluster of its own or on the one at `address`.
+
+    actors: bound of the pool of run actors, default twice the CPUs. concurrency: bound of the live runs, default
+    `actors`; above it, runs share actors evenly.
+    """
+
+    def __init__(
+        self,
+        store: str | os.PathLike[str] = DEFAULT_STORE,
+        *,
+        address: str | None = None,
+        actors: int | None = None,
+        concurrency: int | None = None,
+        num_cpus: int | None = None,
+    ) -> None:
+        for name, value in (("actors", actors), ("concurrency", concurrency), ("num_cpus", num_cpus)):
+            if value is not None and value < 1:
+                raise UsageError(f"{name} is {value}: it must be at least 1")
+        self._store = store_url(store)
+        actors = actors or concurrency or 2 * (os.cpu_count() or 1)
+        self.settings = Settings(
+            self._store, namespace_digest(self._store), actors=actors, concurrency=concurrency or actors
+        )
+        self._cluster = Cluster(address, num_cpus)
+        self._supervisor: Any = None
+        self._courier: Courier
+        self.log: SqlLog
+
+    async def __aenter__(self) -> Self:
+        self.log = await open_log(self._store)
+        try:
+            await asyncio.to_thread(self._connect)
+            if why := await self._supervisor.start.remote():
+                raise UsageError(why)
+        except BaseException:
+            await self._leave()
+            raise
+        self._courier = Courier(self._exchange)
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self._courier.close()
+        try:
+            async with asyncio.timeout(5):
+                await self._supervisor.release.remote()
+        except TimeoutError:
+            pass  # its lease runs out by itself
+        finally:
+            await self._leave()
+
+    async def _leave(self) -> None:
+        await self.log.close()
+        await asyncio.to_thread(self._cluster.stop)
+
+    def _connect(self) -> None:
+        ray = self._cluster.start()
+        from ..actors.bodies import RESTARTED
+        from ..supervisor import SUPERVISOR, SupervisorActor
+
+        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            ray.get_runtime_context().get_node_id(), soft=False
+        )
+        actor = ray.remote(SupervisorActor).options(
+            name=SUPERVISOR,
+            namespace=self.settings.namespace,
+            lifetime="detached",
+            get_if_exists=True,
+            scheduling_strategy=here,
+            **RESTARTED,
+        )
+        self._supervisor = actor.remote(self.settings)
+
+    async def _exchange(self, name: str, incarnation: str | None, requests: list[Numbered], done: list[int]) -> Reply:
+        reply: Reply = await self._supervisor.exchange.remote(name, incarnation, requests, done)
+        return reply
+
+    # -- runs ---------------------------------------------------------------------------------------------
+
+    async def launch(self, agent: str, input: JsonValue, *, model: str | None = None, **options: Any) -> Run:
+        """Launch one run of the agent `module:name` or `path/file.py:name`. Raises UsageError.
+
+        `options` are fields of Request: run_id, batch, sample, priority, correlation_id, metadata.
+        """
+        loaded = check_agent(agent, model)
+        return (await self.launch_many(loaded, [Request(input, **options)], model=model))[0]
+
+    async def launch_many(
+        self, loaded: LoadedAgent, requests: Sequence[Request], *, model: str | None = None
+    ) -> list[Run]:
+        """Launch runs of one agent, all durable when this returns. A run that exists already is left as it is."""
+        creates = tuple(create(loaded, request, model) for request in requests)
+        for verdict in await self._courier.ask(Launch(creates)):
+            if isinstance(verdict, Refused) and verdict.reason != "exists":
+                raise verdict
+        return [Run(self, request.run_id) for request in requests]
+
+    async def warm(self, loaded: LoadedAgent, count: int) -> None:
+        """Start run actors for an agent ahead of need."""
+        await self._courier.ask(Warm(loaded.ref, count))
+
+    async def outcome(self, run_id: str) -> Outcome:
+        """Wait until a run ends, or waits for a person. Raises NotFound."""
+        if await self.log.run(run_id) is None:
+            raise NotFound(f"no run {run_id} in {self._store}")
+        return Outcome.of(await self._courier.ask(Await(run_id)))
+
+    async def resume(self, run_ids: Iterable[str]) -> list[Run]:
+        """Requeue failed, cancelled and timed out runs; others go on by themselves. Raises UsageError."""
+        runs = [await requeue(self.log, run_id, "python") for run_id in run_ids]
+        await self._courier.ask(Nudge())
+        return [Run(self, row.run_id) for row in runs]
+
+    async def status(self) -> dict[str, Any]:
+        """Figures of the supervisor."""
+        figures: dict[str, Any] = await self._supervisor.status.remote()
+        return figures
+
+
+def check_agent(agent: str, model: str | None = None) -> LoadedAgent:
+    """Load an agent and make its model, so that what is wrong with them is told before anything starts."""
+    loaded = load_agent(agent)
+    make_model(model or loaded.agent.model, loaded.folder)
+    return loaded
+
+
+def create(loaded: LoadedAgent, request: Request, model: str | None = None) -> Create:
+    """The command that creates a run."""
+    event = RunCreated(
+        agent=loaded.ref,
+        input=request.input,
+        config=loaded.agent.snapshot(model),
+        batch=request.batch,
+        sample=request.sample,
+        correlation_id=request.correlation_id,
+        priority=request.priority,
+        metadata=request.metadata,
+    )
+    return Create(request.run_id, event)
+
+
+async def requeue(event_log: SqlLog, run_id: str, by: str) -> RunRow:
+    """Requeue a run that ended without completing; one that is live is left alone. Raises UsageError."""
+    try:
+        return (await GroupWriter(event_log).submit(Requeue(run_id, RunRequeued(by=by)))).row
+    except Refused as refusal:
+        if refusal.reason == "not_ended" and (row := await event_log.run(run_id)):
+            return row
+        raise UsageError(refusal.message) from refusal
+
+
+async def follow(event_log: SqlLog, run_id: str, after: int = 0) -> AsyncIterator[Stored]:
+    """The events of a run as they become durable, until it ends or waits for a person. Raises NotFound."""
+    while True:
+        row = await event_log.run(run_id)
+        if row is None:
+            raise NotFound(f"no run {run_id} in this store")
+        for stored in await event_log.read(run_id, after):
+            after = stored.seq
+            yield stored
+        if after >= row.seq and (row.status.is_terminal or row.status is Status.AWAITING_APPROVAL):
+            return
+        await asyncio.sleep(POLL_S)
+
+
+__all__ = ["Outcome", "PerdureError", "Request", "Run", "Runtime", "check_agent", "follow", "requeue"]
