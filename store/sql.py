@@ -33,7 +33,7 @@ from .engine import (
     target,
     unavailable,
 )
-from .errors import CorruptLog, UsageError
+from .errors import CorruptLog, StoreUnavailable, UsageError
 from .events import Stored
 from .log import CallRow, Clock, Command, Lease, Refused, RunRow, Verdict
 from .schema import call_row, calls, events, lease_values, leases, run_row, runs
@@ -85,6 +85,7 @@ class SqlLog:
         self._statements = Statements.of(self._reader.dialect)
         self._gate = asyncio.Semaphore(self._writer.width if self._writer else 1)
         self._working: set[asyncio.Task[Any]] = set()
+        self._closed = False
 
     async def prepare(self, filled: bool) -> None:
         """Check the version of what is there, create what is not."""
@@ -167,6 +168,9 @@ class SqlLog:
 
     async def _apart(self, work: Coroutine[Any, Any, T]) -> T:
         """Await work that goes on to its end even if the caller is cancelled."""
+        if self._closed:
+            work.close()
+            raise StoreUnavailable(f"{self._where.name} is closed")
         task = asyncio.create_task(work)
         self._working.add(task)
         task.add_done_callback(self._done)
@@ -253,6 +257,9 @@ class SqlLog:
 
     async def close(self) -> None:
         """Finish what is under way and close the connections. Closing twice is harmless."""
+        if self._closed:
+            return
+        self._closed = True
         while self._working:
             await asyncio.wait(set(self._working))
         await self._reader.dispose()
