@@ -55,9 +55,10 @@ def test_the_wheel_carries_types_license_and_command(dist: Path) -> None:
 
 def test_the_sdist_holds_what_the_wheel_is_built_from(dist: Path) -> None:
     (sdist,) = dist.glob("*.tar.gz")
-    names = {name.partition("/")[2] for name in tarfile.open(sdist).getnames()}
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
     assert shipped() | {"pyproject.toml", "README.md", "LICENSE"} <= names
-    assert not [name for name in names if name.startswith((".", "benchmarks"))]
+    assert not [name for name in names if name.startswith((".", "benchmarks", "examples", "tests"))]
 
 
 def test_the_wheel_runs_without_the_checkout(dist: Path, tmp_path: Path) -> None:
