@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, insert, inspect, make_url, select, text
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, DataError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from .errors import PerdureError, SchemaMismatch, StoreUnavailable, UsageError
@@ -40,6 +40,8 @@ _WRITER_PRAGMAS: Final = (
 )
 _CREATE_LOCK: Final = 0x70657264
 
+_PG_DATA: Final = "22"
+"""Class of the codes for data that is out of range or malformed."""
 _PG_AGAIN: Final = frozenset({"40001", "40P01", "55P03", "23505"})
 """Serialisation failure, deadlock, lock not available, a row that somebody else created in between."""
 
@@ -264,6 +266,11 @@ def may_retry(error: Exception) -> bool:
     if getattr(_cause(error), "sqlstate", None) in _PG_AGAIN:
         return True
     return _sqlite_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def cannot_hold(error: Exception) -> bool:
+    """Whether a value of the request is one that this database cannot hold, so that asking again is no use."""
+    return isinstance(error, DataError) or str(getattr(_cause(error), "sqlstate", "")).startswith(_PG_DATA)
 
 
 def unavailable(name: str, doing: str, error: Exception) -> StoreUnavailable:

@@ -16,12 +16,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Select, delete, func, select, update
-from sqlalchemy.exc import DataError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from .commit import apply, stored_event
 from .engine import (
     Target,
     Writer,
+    cannot_hold,
     check_version,
     create_tables,
     enter_wal,
@@ -118,7 +119,7 @@ class SqlLog:
 
         try:
             return await self._write(work, "written")
-        except (ValueError, OverflowError, DataError) as error:  # a value that the database cannot hold
+        except (ValueError, OverflowError, SQLAlchemyError) as error:  # a value that the database cannot hold
             if len(commands) == 1:
                 what = getattr(error, "orig", error)
                 return [Refused("illegal", f"run {commands[0].run_id!a}: a value cannot be stored: {what}")]
@@ -156,9 +157,9 @@ class SqlLog:
             while True:
                 try:
                     return await self._writer.run(work)
-                except DataError:
-                    raise
                 except (SQLAlchemyError, sqlite3.Error, OSError) as error:
+                    if cannot_hold(error):
+                        raise
                     if not may_retry(error) or time.monotonic() >= deadline:
                         raise unavailable(self._where.name, doing, error) from error
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))

@@ -25,7 +25,6 @@ from sqlalchemy import (
     func,
     insert,
     select,
-    type_coerce,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
@@ -74,7 +73,7 @@ _Pairs = tuple[FromClause, ColumnElement[Any], ColumnElement[Any]]
 def _ids(on_sqlite: bool) -> Select[Any]:
     if on_sqlite:
         return select(func.json_each(bindparam("ids")).table_valued("value").c.value)
-    return select(func.jsonb_array_elements_text(cast(bindparam("ids"), postgresql.JSONB)))
+    return select(func.jsonb_array_elements_text(_json("ids")))
 
 
 def _sqlite_pairs(name: str) -> _Pairs:
@@ -83,9 +82,12 @@ def _sqlite_pairs(name: str) -> _Pairs:
 
 
 def _postgres_pairs(name: str) -> _Pairs:
-    source = cast(type_coerce(bindparam(name), Text), postgresql.JSONB)
-    pairs = func.jsonb_array_elements(source).table_valued("value", name="pairs")
+    pairs = func.jsonb_array_elements(_json(name)).table_valued("value", name="pairs")
     return pairs, pairs.c.value.op("->>")(0), pairs.c.value.op("->>")(1)
+
+
+def _json(name: str) -> ColumnElement[Any]:
+    return cast(bindparam(name, type_=Text), postgresql.JSONB)  # text, or SQLAlchemy would encode it once more
 
 
 def _calls(unpack: Callable[[str], _Pairs], ids: Select[Any]) -> CompoundSelect[Any]:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from perdure.store.events import (
     AgentRef,
@@ -21,6 +26,9 @@ from perdure.store.events import (
     TurnStarted,
 )
 from perdure.store.log import Accepted, Append, Claim, Command, Create, EventLog, Lease, Mark, Refused, Retry, RunRow
+from perdure.store.memory import MemoryLog
+from perdure.store.schema import metadata
+from perdure.store.sql import open_log
 
 RUN = "run-1"
 LEASE = Lease("supervisor", "super-1", "node-a", "boot-a", 100, 50.0, 1e9)
@@ -98,6 +106,25 @@ def requeue() -> RunRequeued:
 
 def failed(code: str = "crash_loop") -> RunFailed:
     return RunFailed(code=code, message="gave up", phase="start")
+
+
+async def open_kind(kind: str, folder: Path, clock: Clock) -> EventLog:
+    """An empty log of a kind. PostgreSQL is tried where PERDURE_TEST_POSTGRES names a database that may be emptied."""
+    if kind == "memory":
+        return MemoryLog(clock)
+    if kind == "sqlite":
+        return await open_log(folder / "x.db", clock=clock)
+    url = os.environ.get("PERDURE_TEST_POSTGRES")
+    if not url:
+        pytest.skip("PERDURE_TEST_POSTGRES is not set")
+    engine = create_async_engine(url)
+    async with engine.begin() as connection:
+        await connection.run_sync(metadata.drop_all)
+    await engine.dispose()
+    return await open_log(url, clock=clock)
+
+
+KINDS = ["memory", "sqlite", "postgres"]
 
 
 async def accept(log: EventLog, command: Command) -> Accepted:

@@ -9,11 +9,10 @@ import pytest
 
 from perdure.store.events import ToolEvidence
 from perdure.store.log import Abandon, Answer, Cancel, EventLog, Leave, Result, Unsettle
-from perdure.store.memory import MemoryLog
-from perdure.store.sql import open_log
 from perdure.store.states import Status
 
 from .store_kit import (
+    KINDS,
     LEASE,
     RUN,
     Clock,
@@ -21,6 +20,7 @@ from .store_kit import (
     cancel,
     failed,
     mark,
+    open_kind,
     refuse,
     request,
     result,
@@ -35,9 +35,9 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=KINDS)
 async def log(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> AsyncIterator[EventLog]:
-    made: EventLog = MemoryLog(clock) if request.param == "memory" else await open_log(tmp_path / "x.db", clock=clock)
+    made = await open_kind(request.param, tmp_path, clock)
     yield made
     await made.close()
 

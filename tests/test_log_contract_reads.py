@@ -10,11 +10,10 @@ import pytest
 
 from perdure.store.events import TurnStarted
 from perdure.store.log import Accepted, Append, Cancel, Claim, Create, EventLog, Result
-from perdure.store.memory import MemoryLog
-from perdure.store.sql import open_log
 from perdure.store.states import Status
 
 from .store_kit import (
+    KINDS,
     LEASE,
     RUN,
     Clock,
@@ -22,6 +21,7 @@ from .store_kit import (
     cancel,
     created,
     message,
+    open_kind,
     queued,
     refuse,
     request,
@@ -36,9 +36,9 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=KINDS)
 async def log(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> AsyncIterator[EventLog]:
-    made: EventLog = MemoryLog(clock) if request.param == "memory" else await open_log(tmp_path / "x.db", clock=clock)
+    made = await open_kind(request.param, tmp_path, clock)
     yield made
     await made.close()
 
