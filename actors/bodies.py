@@ -23,7 +23,7 @@ from .courier import Courier, Desk, Numbered, Reply
 from .journal import Journal, serve
 from .kernel import boot_id, kill_process, process_started
 from .loading import loaded
-from .ray_tasks import JOURNAL, RayTasks
+from .ray_tasks import JOURNAL, RayTasks, journal_handle
 from .requests import Ended, Settings, Start
 from .run import Owner
 
@@ -126,8 +126,7 @@ def journal_courier(namespace: str) -> Courier:
     """A courier to the journal of a namespace, wherever and whenever that runs."""
 
     async def call(name: str, incarnation: str | None, requests: list[Numbered], done: list[int]) -> Reply:
-        journal = ray.get_actor(JOURNAL, namespace)
-        reply: Reply = await journal.exchange.remote(name, incarnation, requests, done)
+        reply: Reply = await journal_handle(namespace).exchange.remote(name, incarnation, requests, done)
         return reply
 
     return Courier(call)

@@ -253,4 +253,5 @@ class Pool:
     def status(self) -> dict[str, Any]:
         """Figures for people."""
         loads = [len(m.runs) for m in self._members.values()]
-        return {"actors": len(loads), "idle": loads.count(0), "died": self._dead}
+        warm = sum(m.identity is not None for m in self._members.values())
+        return {"actors": len(loads), "warm": warm, "idle": loads.count(0), "died": self._dead}

@@ -8,6 +8,7 @@ attempt is given up when its node is gone or its hard deadline has passed.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import time
@@ -44,6 +45,12 @@ def code_env(agent: AgentRef) -> dict[str, Any]:
     return {"env_vars": {"PERDURE_CODE": agent.digest, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}}
 
 
+@functools.lru_cache(maxsize=4)
+def journal_handle(namespace: str) -> Any:
+    """The journal's actor; the handle outlives its restarts."""
+    return ray.get_actor(JOURNAL, namespace)
+
+
 @ray.remote(max_retries=0)
 def attempt(work: bytes, namespace: str) -> bytes:
     """The task of one attempt. Takes and returns JSON."""
@@ -51,8 +58,7 @@ def attempt(work: bytes, namespace: str) -> bytes:
     what = Work.model_validate_json(work)
 
     def begin(mark: ToolCallStarted | None) -> str | None:
-        journal = ray.get_actor(JOURNAL, namespace)
-        asked: Any = journal.begin.remote(what.run_id, what.tool_call_id, what.attempt, node, mark)
+        asked: Any = journal_handle(namespace).begin.remote(what.run_id, what.tool_call_id, what.attempt, node, mark)
         # not ray.get: it would give this task's CPU back meanwhile, and Ray would start another worker on it
         answer: str | None = asked.future().result()
         return answer

@@ -155,7 +155,7 @@ class Owner:
             metadata=created.metadata,
             instructions=agent.instructions,
             messages=messages(self._state),
-            tools=[{"name": t.name, "description": t.description, "schema": t.schema()} for t in agent.tools],
+            tools=[{"name": t.name, "description": t.description, "schema": t.schema} for t in agent.tools],
         )
 
     # -- the journal --------------------------------------------------------------------------------------

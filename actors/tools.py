@@ -99,6 +99,8 @@ class Tool:
         self.description = inspect.getdoc(handler) or ""
         self.probe: Handler | None = None
         self.takes_context, self.arguments = _arguments_model(handler, self.name)
+        self.schema: dict[str, JsonValue] = self.arguments.model_json_schema()
+        """JSON schema of the arguments."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.handler(*args, **kwargs)
@@ -110,10 +112,6 @@ class Tool:
         self.probe = probe
         self.options = ToolOptions(**{**vars(self.options), "has_probe": True})
         return probe
-
-    def schema(self) -> dict[str, JsonValue]:
-        """JSON schema of the arguments."""
-        return self.arguments.model_json_schema()
 
     def bind(self, handler: Handler, context: ToolContext, arguments: str) -> Callable[[], Any]:
         """The handler (or probe) with validated arguments. Raises pydantic.ValidationError."""

@@ -1,0 +1,1 @@
+"""Batches: a data set's samples as runs, launched once each and resumed by the same command."""

@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from ..store.errors import UsageError
 
 CLUSTER_ENV = {
@@ -96,6 +98,15 @@ class Cluster:
 
         with quiet_stdout():
             ray.shutdown()
+        self._clean()
+
+    def kill(self) -> None:
+        """End a local cluster's processes without a farewell; one that was joined is left alone."""
+        if not self._folder:
+            return
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
         self._clean()
 
     def _clean(self) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 from uuid import uuid4
@@ -120,7 +120,7 @@ class Runtime:
     async def __aenter__(self) -> Self:
         self.log = await open_log(self._store)
         try:
-            await asyncio.to_thread(self._connect)
+            await _finished(asyncio.to_thread(self._connect))
             if why := await self._supervisor.start.remote():
                 raise UsageError(why)
         except BaseException:
@@ -141,7 +141,14 @@ class Runtime:
 
     async def _leave(self) -> None:
         await self.log.close()
-        await asyncio.to_thread(self._cluster.stop)
+        await _finished(asyncio.to_thread(self._cluster.stop))
+
+    async def check(self) -> None:
+        """Raises PerdureError when nobody works on the store; this Runtime does until it is left."""
+
+    def kill(self) -> None:
+        """End the processes of a local cluster at once. The runs stay as they are in the store."""
+        self._cluster.kill()
 
     def _connect(self) -> None:
         ray = self._cluster.start()
@@ -179,11 +186,18 @@ class Runtime:
         self, loaded: LoadedAgent, requests: Sequence[Request], *, model: str | None = None
     ) -> list[Run]:
         """Launch runs of one agent, all durable when this returns. A run that exists already is left as it is."""
-        creates = tuple(create(loaded, request, model) for request in requests)
-        for verdict in await self._courier.ask(Launch(creates)):
+        await self.create([create(loaded, request, model) for request in requests])
+        return [Run(self, request.run_id) for request in requests]
+
+    async def create(self, creates: Sequence[Create]) -> None:
+        """Create runs, all durable when this returns. A run that exists already is left as it is."""
+        for verdict in await self._courier.ask(Launch(tuple(creates))):
             if isinstance(verdict, Refused) and verdict.reason != "exists":
                 raise verdict
-        return [Run(self, request.run_id) for request in requests]
+
+    async def nudge(self) -> None:
+        """Have the supervisor look at the store now."""
+        await self._courier.ask(Nudge())
 
     async def warm(self, loaded: LoadedAgent, count: int) -> None:
         """Start run actors for an agent ahead of need."""
@@ -198,13 +212,23 @@ class Runtime:
     async def resume(self, run_ids: Iterable[str]) -> list[Run]:
         """Requeue failed, cancelled and timed out runs; others go on by themselves. Raises UsageError."""
         runs = [await requeue(self.log, run_id, "python") for run_id in run_ids]
-        await self._courier.ask(Nudge())
+        await self.nudge()
         return [Run(self, row.run_id) for row in runs]
 
     async def status(self) -> dict[str, Any]:
         """Figures of the supervisor."""
         figures: dict[str, Any] = await self._supervisor.status.remote()
         return figures
+
+
+async def _finished(work: Coroutine[Any, Any, None]) -> None:
+    """Await work that nothing may overtake: a cancelled caller goes on only when it is done."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
 
 def check_agent(agent: str, model: str | None = None) -> LoadedAgent:

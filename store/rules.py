@@ -267,7 +267,7 @@ class Book:
             if row.cancel and isinstance(event, ToolCallRequested):
                 raise Refused("cancelled", f"run {row.run_id} is being cancelled")
         done = self._write(row, self.calls.get(row.run_id, {}), fresh)
-        return replace(done, events=newer[:known] + done.events)
+        return replace(done, events=newer[:known] + done.events) if known else done
 
     def _retry(self, command: Retry) -> Accepted:
         event = command.event

@@ -8,11 +8,12 @@ any other failure of the database, StoreUnavailable says what happened. Nothing 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import sqlite3
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Select, delete, func, select, update
@@ -193,6 +194,16 @@ class SqlLog:
                 raise CorruptLog(f"run {run_id}, event {expected} is missing: the next one is {row[0]}")
         return [stored_event(run_id, row) for row in rows]
 
+    async def read_at(self, places: Mapping[str, int]) -> dict[str, Stored]:
+        """One event of each of many runs: that with the seq given for it. What does not exist is left out."""
+        found: dict[str, Stored] = {}
+        wanted = list(places.items())
+        for start in range(0, len(wanted), IDS_AT_ONCE):
+            some = json.dumps(wanted[start : start + IDS_AT_ONCE])
+            for row in await self._rows(self._statements.places, {"places": some}):
+                found[row[0]] = stored_event(row[0], row[1:])
+        return found
+
     async def run(self, run_id: str) -> RunRow | None:
         rows = await self._rows(select(*runs.c).where(runs.c.run_id == run_id))
         return run_row(rows[0]) if rows else None
@@ -245,13 +256,15 @@ class SqlLog:
         rows = await self._rows(select(*leases.c).where(leases.c.name == name))
         return Lease(*rows[0]) if rows else None
 
-    async def _rows(self, statement: Select[Any]) -> Sequence[Sequence[Any]]:
-        return await self._apart(self._fetch(statement))
+    async def _rows(
+        self, statement: Select[Any], parameters: Mapping[str, Any] | None = None
+    ) -> Sequence[Sequence[Any]]:
+        return await self._apart(self._fetch(statement, parameters))
 
-    async def _fetch(self, statement: Select[Any]) -> Sequence[Sequence[Any]]:
+    async def _fetch(self, statement: Select[Any], parameters: Mapping[str, Any] | None) -> Sequence[Sequence[Any]]:
         try:
             async with self._reader.connect() as connection:
-                rows: Sequence[Sequence[Any]] = (await connection.execute(statement)).all()
+                rows: Sequence[Sequence[Any]] = (await connection.execute(statement, parameters)).all()
                 return rows
         except (SQLAlchemyError, sqlite3.Error, OSError) as error:
             raise unavailable(self._where.name, "read", error) from error

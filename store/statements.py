@@ -46,6 +46,8 @@ class Statements:
     """The open calls of `ids` and the calls of `keys`, a JSON list of [run_id, tool_call_id]."""
     tails: Select[Any]
     """(run_id, seq, at, epoch, body) of the events behind `after`, a JSON list of [run_id, seq]."""
+    places: Select[Any]
+    """(run_id, seq, at, epoch, body) of single events, by `places`, a JSON list of [run_id, seq]."""
     supervisor: Select[Any]
     insert_events: str
     put_runs: str
@@ -60,6 +62,7 @@ class Statements:
             select(*runs.c).where(runs.c.run_id.in_(_ids(on_sqlite))).order_by(runs.c.run_id).with_for_update(of=runs),
             _calls(unpack, _ids(on_sqlite)),
             _tails(unpack),
+            _places(unpack),
             select(leases.c.nonce).where(leases.c.name == SUPERVISOR).with_for_update(read=True),
             _sql(insert(events), events, dialect),
             _sql(_upsert(runs, dialect, _RUN_FIXED), runs, dialect),
@@ -102,6 +105,12 @@ def _tails(unpack: Callable[[str], _Pairs]) -> Select[Any]:
     behind = pairs.join(events, (events.c.run_id == run_id) & (events.c.seq > cast(seq, BigInteger)))
     columns = events.c.run_id, events.c.seq, events.c.at, events.c.epoch, events.c.body
     return select(*columns).select_from(behind).order_by(events.c.run_id, events.c.seq)
+
+
+def _places(unpack: Callable[[str], _Pairs]) -> Select[Any]:
+    pairs, run_id, seq = unpack("places")
+    there = pairs.join(events, (events.c.run_id == run_id) & (events.c.seq == cast(seq, BigInteger)))
+    return select(events.c.run_id, events.c.seq, events.c.at, events.c.epoch, events.c.body).select_from(there)
 
 
 def insert_for(table: Table, dialect: Dialect) -> sqlite.Insert | postgresql.Insert:
