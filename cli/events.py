@@ -1,0 +1,76 @@
+"""Events for readers: one short line for people, one JSON object for programs."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ..store.events import (
+    AssistantMessage,
+    CancelRequested,
+    Event,
+    RunCancelled,
+    RunClaimed,
+    RunCompleted,
+    RunCreated,
+    RunFailed,
+    RunRequeued,
+    Stored,
+    ToolCallRequested,
+    ToolCallRetried,
+    ToolCallStarted,
+    ToolCallUnsettled,
+    ToolEvidence,
+    ToolResult,
+    TurnStarted,
+)
+from .text import line
+
+_LEFT_OUT = {"event_id", "v", "type"}
+
+
+def event_line(stored: Stored) -> str:
+    """An event for a terminal."""
+    at = time.strftime("%H:%M:%S", time.localtime(stored.at)) + f"{stored.at % 1:.3f}"[1:]
+    return f"{stored.seq:>4}  {at}  {stored.event.type:<19}  {line(describe(stored.event))}".rstrip()
+
+
+def event_json(run_id: str, stored: Stored) -> dict[str, Any]:
+    """An event for a program: its place first, then its own fields."""
+    place = {"run_id": run_id, "seq": stored.seq, "at": stored.at, "epoch": stored.epoch}
+    return place | stored.event.model_dump(mode="json")
+
+
+def describe(event: Event) -> str:
+    """What an event says, in few words."""
+    match event:
+        case RunCreated():
+            return f"{event.agent.ref}: {line(event.input)}"
+        case RunClaimed():
+            return f"epoch {event.epoch}, {event.reason}" + (", charged" if event.charged else "")
+        case TurnStarted():
+            return f"turn {event.turn_index}"
+        case AssistantMessage():
+            return event.text or f"({event.stop_reason})"
+        case ToolCallRequested():
+            return f"{event.name}({event.arguments}) as {event.tool_call_id}, {event.effect}"
+        case ToolCallStarted():
+            return f"{event.tool_call_id} attempt {event.attempt} on {event.node[:8]}, process {event.pid}"
+        case ToolCallRetried():
+            return f"{event.tool_call_id} attempt {event.attempt}: {event.reason}"
+        case ToolCallUnsettled():
+            return f"{event.tool_call_id} attempt {event.attempt}: {event.why}"
+        case ToolResult():
+            source = "" if event.source == "tool" else f" by {event.source}"
+            return f"{event.tool_call_id}{source}{' error' if event.is_error else ''}: {event.content}"
+        case ToolEvidence():
+            return f"{event.tool_call_id} attempt {event.attempt}, {event.why}: {event.content}"
+        case CancelRequested() | RunRequeued():
+            return f"by {event.by}"
+        case RunCompleted():
+            return line(event.output)
+        case RunFailed():
+            return f"{event.code}: {event.message}"
+        case RunCancelled():
+            return event.reason
+    return line(event.model_dump(mode="json", exclude=_LEFT_OUT))

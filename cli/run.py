@@ -1,0 +1,155 @@
+"""`run` and `resume`: launch a run or take up interrupted ones, and see them through to their end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import asdict
+from typing import Any, Final
+
+import click
+from pydantic import JsonValue
+
+from ..batch.values import parse, plain
+from ..client.door import Door, Size, open_door
+from ..client.outcomes import outcome_of
+from ..client.runtime import Outcome, Request, check_agent, create, follow
+from ..store.errors import UsageError
+from ..store.log import Create
+from ..store.sql import SqlLog
+from ..store.states import Status
+from .events import event_json, event_line
+from .exits import exit_of
+from .interrupts import Interrupts
+from .options import (
+    address_option,
+    db_option,
+    json_option,
+    key_values,
+    model_option,
+)
+from .terminal import Terminal
+from .text import json_line, line, safe
+
+CHECK_S: Final = 2.0
+
+
+@click.command()
+@click.argument("agent")
+@click.argument("input", required=False, default="")
+@click.option("--input-json", "is_json", is_flag=True, help="INPUT is JSON, not text.")
+@click.option(
+    "--metadata", multiple=True, metavar="KEY=VALUE", callback=key_values, help="Kept with the run; repeatable."
+)
+@click.option("--correlation-id", metavar="ID", help="An id of yours, kept with the run.")
+@model_option
+@address_option
+@json_option
+@db_option
+def run(db: str, agent: str, input: str, is_json: bool, metadata: dict[str, str], as_json: bool, **rest: Any) -> None:
+    """Launch one run of AGENT on INPUT, print what happens, and exit with its outcome.
+
+    AGENT is module:name or path/file.py:name. INPUT is text; - reads it from standard input. The run's id and its
+    events go to standard error, the final answer to standard output; with --json everything goes to standard output,
+    one JSON object a line.
+
+    Exit codes: 0 completed, 1 failed, 2 usage, 3 waits for approval, 4 cancelled, 5 timed out, 130 interrupted (the
+    run stays resumable).
+    """
+    value = read_input(input, is_json)
+    loaded = check_agent(agent, rest["model"])
+    fields = {key: plain(text) for key, text in metadata.items()}
+    request = Request(value, correlation_id=plain_text(rest["correlation_id"]), metadata=fields)
+    command = create(loaded, request, rest["model"])
+    sys.exit(asyncio.run(_run(db, command, rest["address"], as_json)))
+
+
+def read_input(text: str, is_json: bool) -> JsonValue:
+    """The input that an argument stands for. Raises UsageError."""
+    if text == "-":
+        try:
+            text = sys.stdin.buffer.read().decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise UsageError(f"the input on standard input is not UTF-8: {error}") from error
+    if not is_json:
+        return plain_text(text)
+    try:
+        value: JsonValue = parse(text)
+    except ValueError as error:
+        raise UsageError(f"the input is not JSON: {error}") from error
+    return value
+
+
+def plain_text(text: str | None) -> str | None:
+    """An argument as valid Unicode."""
+    return None if text is None else str(plain(text))
+
+
+async def _run(db: str, command: Create, address: str | None, as_json: bool) -> int:
+    terminal, interrupts = Terminal(), Interrupts()
+    resume = f"perdure {at_store(db)}resume {command.run_id[:12]}"
+
+    async def work() -> Outcome:
+        async with working(db, address, terminal, interrupts) as door:
+            await door.create([command])
+            interrupts.say = lambda: terminal.say(f"\ninterrupted; the run stays resumable: {resume}")
+            terminal.say(f"run {command.run_id}")
+            await watched(door, _stream(door.log, command.run_id, terminal, as_json))
+            return await outcome_of(door.log, command.run_id)
+
+    interrupts.say = lambda: terminal.say("\ninterrupted; nothing was launched")
+    with terminal.alone():
+        outcome = await interrupts.run(work())
+        tell(outcome, terminal, as_json)
+    return exit_of([outcome.status])
+
+
+async def _stream(event_log: SqlLog, run_id: str, terminal: Terminal, as_json: bool) -> None:
+    async for stored in follow(event_log, run_id):
+        if as_json:
+            terminal.put(json_line(event_json(run_id, stored)))
+        else:
+            terminal.say(event_line(stored))
+
+
+def tell(outcome: Outcome, terminal: Terminal, as_json: bool) -> None:
+    """The outcome of a run: its answer on `out`, anything else on `err`."""
+    if as_json:
+        terminal.put(json_line({"type": "outcome", **asdict(outcome)}))
+    elif outcome.status is Status.COMPLETED:
+        terminal.put(safe(outcome.output) if isinstance(outcome.output, str) else json_line(outcome.output))
+    elif outcome.status is Status.AWAITING_APPROVAL:
+        terminal.say(f"run {outcome.run_id} waits for approval: perdure show {outcome.run_id[:12]} --calls")
+    else:
+        why = ": ".join(part for part in (outcome.error, outcome.message) if part)
+        terminal.say(f"run {outcome.run_id} {outcome.status}{f' ({line(why, None)})' if why else ''}")
+
+
+def at_store(db: str) -> str:
+    """The option that a suggested command needs to find this store again."""
+    from ..client.runtime import DEFAULT_STORE
+
+    return "" if db == DEFAULT_STORE else f"--db {db} "
+
+
+@contextlib.asynccontextmanager
+async def working(
+    db: str, address: str | None, terminal: Terminal, interrupts: Interrupts, size: Size | None = None
+) -> AsyncIterator[Door]:
+    """A door to the store that an interrupt can close."""
+    async with open_door(db, address, size or Size()) as door:
+        interrupts.kill = door.kill
+        yield door
+
+
+async def watched(door: Door, work: Coroutine[Any, Any, None]) -> None:
+    """Do work that waits for a supervisor, as long as there is one."""
+    task = asyncio.create_task(work)
+    try:
+        while not (await asyncio.wait([task], timeout=CHECK_S))[0]:
+            await door.check()
+        await task
+    finally:
+        task.cancel()
