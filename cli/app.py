@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from ..store.errors import PerdureError
+from .batch import batch
 from .exits import Exit, hush, report
 from .read import events, list_runs, show
 from .run import run
@@ -38,7 +39,7 @@ def root(db: str | None) -> None:
     """
 
 
-for command in (run, list_runs, show, events):
+for command in (run, batch, list_runs, show, events):
     root.add_command(command)
 
 

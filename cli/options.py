@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import shlex
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
@@ -55,3 +56,8 @@ def key_values(_: click.Context, __: click.Parameter, pairs: tuple[str, ...]) ->
             raise click.BadParameter(f"{pair!r} is not KEY=VALUE")
         found[key] = value
     return found
+
+
+def at_store(db: str) -> str:
+    """The option that a suggested command needs to find this store again."""
+    return "" if db == DEFAULT_STORE else f"--db {shlex.quote(db)} "

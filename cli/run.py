@@ -25,6 +25,7 @@ from .exits import exit_of
 from .interrupts import Interrupts
 from .options import (
     address_option,
+    at_store,
     db_option,
     json_option,
     key_values,
@@ -125,13 +126,6 @@ def tell(outcome: Outcome, terminal: Terminal, as_json: bool) -> None:
     else:
         why = ": ".join(part for part in (outcome.error, outcome.message) if part)
         terminal.say(f"run {outcome.run_id} {outcome.status}{f' ({line(why, None)})' if why else ''}")
-
-
-def at_store(db: str) -> str:
-    """The option that a suggested command needs to find this store again."""
-    from ..client.runtime import DEFAULT_STORE
-
-    return "" if db == DEFAULT_STORE else f"--db {db} "
 
 
 @contextlib.asynccontextmanager

@@ -1,0 +1,87 @@
+"""Launching a batch and seeing it through, with a bounded number of its runs outstanding.
+
+The driver keeps no run in mind: how many are outstanding, and how far the batch is, are counts in the store. So the
+same loop serves a first start, a resume and a batch of any size, whoever works on the runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Final
+
+from ..client.door import Door
+from ..store.events import RunRequeued
+from ..store.log import Create, Refused, Requeue
+from ..store.states import LIVE, Status
+from ..store.writer import GroupWriter
+from .plan import AGAIN, CHUNK, NEW, Batch, Plan
+
+WINDOW_MIN: Final = 256
+"""Fewest runs that are outstanding while there are more to launch: enough that no slot is idle between two looks."""
+WINDOW_PER_SLOT: Final = 4
+POLL_S: Final = 0.1
+POLL_COST: Final = 10
+"""The pause between two looks is at least this many times as long as a look takes."""
+CHECK_S: Final = 2.0
+
+Counts = dict[Status, int]
+
+
+def window(concurrency: int | None) -> int:
+    """How many runs of a batch may be outstanding."""
+    return max(WINDOW_MIN, WINDOW_PER_SLOT * (concurrency or 0))
+
+
+async def drive(door: Door, batch: Batch, plan: Plan, most: int, progress: Callable[[Counts], None]) -> Counts:
+    """Launch what the plan says is due, at most `most` outstanding at once, and wait until no run is live.
+
+    Returns how many samples' runs are in each status. Raises UsageError when the data set changes on the way.
+    """
+    due, writer = _due(batch, plan), GroupWriter(door.log)
+    checked_at, launched_all = time.monotonic(), False
+    while True:
+        looked_at = time.monotonic()
+        whole = await door.log.counts(batch.name)
+        counts = plan.own(whole)
+        progress(counts)
+        room = most - sum(whole.get(status, 0) for status in LIVE)
+        if room > 0 and not launched_all:
+            commands = list(islice(due, min(room, CHUNK)))
+            launched_all = len(commands) < min(room, CHUNK)
+            await _launch(door, writer, commands)
+            if commands:
+                continue
+        if launched_all and not any(counts[status] for status in LIVE):
+            await writer.close()
+            return counts
+        now = time.monotonic()
+        if now - checked_at > CHECK_S:
+            checked_at = now
+            await door.check()
+        await asyncio.sleep(max(POLL_S, POLL_COST * (now - looked_at)))
+
+
+def _due(batch: Batch, plan: Plan) -> Iterator[Create | Requeue]:
+    """What is to be appended, in the order of the data set."""
+    marks = iter(plan.marks)
+    for chunk in batch.chunks():
+        for (key, sample), mark in zip(chunk.items(), marks, strict=False):
+            if mark == NEW:
+                yield batch.create(key, sample)
+            elif mark == AGAIN:
+                yield Requeue(key, RunRequeued(by="batch"))
+
+
+async def _launch(door: Door, writer: GroupWriter, commands: list[Create | Requeue]) -> None:
+    creates = [command for command in commands if isinstance(command, Create)]
+    requeues = [command for command in commands if isinstance(command, Requeue)]
+    if creates:
+        await door.create(creates)
+    if requeues:
+        for verdict in await writer.submit_all(requeues):
+            if isinstance(verdict, Refused) and verdict.reason != "not_ended":
+                raise verdict
+        await door.nudge()
