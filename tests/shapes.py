@@ -1,0 +1,96 @@
+"""Small runs of every kind, as data: what the model says, which tools there are and how those misbehave."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from perdure.actors.model import ModelReply, ToolUse
+from perdure.store.events import Effect, Usage
+
+Quirk = Literal["", "fails", "dies_once", "dies_once_after", "exits", "exits_after"]
+"""How a handler ends. `dies`: its process is gone; `exits`: it raises SystemExit; `after`: once its effect happened."""
+
+
+@dataclass(frozen=True)
+class ToolShape:
+    """A tool of a shape."""
+
+    name: str
+    effect: Effect
+    quirk: Quirk = ""
+    probe: bool = False
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A run: its tools, and the answers of its model in order."""
+
+    name: str
+    turns: tuple[ModelReply, ...]
+    tools: tuple[ToolShape, ...] = ()
+    max_turns: int = 50
+
+    @property
+    def may_be_unsettled(self) -> bool:
+        """Whether an interruption can leave a question that nobody but a person can answer."""
+        return any(tool.effect == "non_idempotent" and not tool.probe for tool in self.tools)
+
+
+def says(text: str) -> ModelReply:
+    """A final answer."""
+    return ModelReply(text=text, usage=Usage(input_tokens=5, output_tokens=2))
+
+
+def asks(*names: str, provider_id: str = "") -> ModelReply:
+    """A turn that calls these tools in parallel, each with a number of its own."""
+    calls = tuple(ToolUse(name=name, arguments={"x": x}, id=provider_id) for x, name in enumerate(names))
+    return ModelReply(text="let me see", tool_calls=calls, usage=Usage(input_tokens=3, output_tokens=1))
+
+
+READ = ToolShape("look", "read_only")
+PUT = ToolShape("put", "idempotent_write")
+ONCE = ToolShape("pay", "non_idempotent")
+PROBED = ToolShape("pay_probed", "non_idempotent", probe=True)
+
+
+def _one(name: str, tool: ToolShape) -> Shape:
+    return Shape(name, (asks(tool.name), says("done")), (tool,))
+
+
+SHAPES: tuple[Shape, ...] = (
+    Shape("no tool", (says("hello"),)),
+    _one("a read", READ),
+    _one("a write", PUT),
+    _one("an effect", ONCE),
+    _one("an effect with a probe", PROBED),
+    Shape("all classes in parallel", (asks("look", "put", "pay", "pay_probed"), says("ok")), (READ, PUT, ONCE, PROBED)),
+    Shape("two effects in parallel", (asks("pay_probed", "pay_probed"), says("ok")), (PROBED,)),
+    Shape(
+        "several turns",
+        (asks("look"), asks("put", "pay_probed"), asks("pay_probed"), says("ok")),
+        (READ, PUT, PROBED),
+    ),
+    Shape("five turns", (*(asks("put"),) * 4, says("ok")), (PUT,)),
+    Shape("repeated provider ids", (*(asks("put", "put", provider_id="call_0"),) * 3, says("ok")), (PUT,)),
+    _one("a failing read", ToolShape("look", "read_only", "fails")),
+    _one("a failing effect", ToolShape("pay", "non_idempotent", "fails", probe=True)),
+    Shape("an unknown tool", (asks("look", "nothing"), says("ok")), (READ,)),
+    Shape(
+        "invalid arguments",
+        (ModelReply(tool_calls=(ToolUse(name="look", arguments={"x": "many"}), ToolUse(name="look"))), says("ok")),
+        (READ,),
+    ),
+    _one("a read that exits", ToolShape("look", "read_only", "exits")),
+    _one("a write that exits after its effect", ToolShape("put", "idempotent_write", "exits_after")),
+    _one("an effect that exits", ToolShape("pay", "non_idempotent", "exits")),
+    _one("a probed effect that exits", ToolShape("pay", "non_idempotent", "exits", probe=True)),
+    _one("a probed effect that exits afterwards", ToolShape("pay", "non_idempotent", "exits_after", probe=True)),
+    _one("a read that dies once", ToolShape("look", "read_only", "dies_once")),
+    _one("a write that dies once", ToolShape("put", "idempotent_write", "dies_once_after")),
+    _one("a probed effect that dies once", ToolShape("pay", "non_idempotent", "dies_once", probe=True)),
+    _one(
+        "a probed effect that dies once afterwards", ToolShape("pay", "non_idempotent", "dies_once_after", probe=True)
+    ),
+    Shape("too many turns", (*(asks("look"),) * 3, says("never")), (READ,), max_turns=2),
+)
