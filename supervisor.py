@@ -78,8 +78,6 @@ class Supervision:
         self._ends: OrderedDict[str, Ended] = OrderedDict()
         self._waiters: dict[str, asyncio.Future[Ended]] = {}
         self._news = asyncio.Event()
-        self._unseen: set[str] = set()
-        """Waiters whose runs may have ended before they were asked for."""
         self._backlog = True
         """The store may hold queued runs that found no slot."""
 
@@ -95,6 +93,8 @@ class Supervision:
                 self._pool.warm(payload.agent, payload.count)
                 return None
             case Nudge():
+                for run_id in payload.run_ids:
+                    self._ends.pop(run_id, None)
                 self._backlog = True
                 self._news.set()
                 return None
@@ -139,9 +139,6 @@ class Supervision:
             return self._ends[run_id]
         if run_id not in self._waiters:
             self._waiters[run_id] = asyncio.get_running_loop().create_future()
-        if run_id not in self._runs and run_id not in self._unseen:
-            self._unseen.add(run_id)
-            self._news.set()  # the sweep answers for a run that has ended already
         return await asyncio.shield(self._waiters[run_id])
 
     # -- the sweep ----------------------------------------------------------------------------------------
@@ -165,7 +162,7 @@ class Supervision:
         """Fill the free slots. A full sweep first claims what should be live and has no owner."""
         if full:
             self._backlog = True
-            self._unseen.update(self._waiters)
+            await self._answer_waiters()
             live = await self._log.runs(statuses=sorted(LIVE - {Status.QUEUED}))
             orphans = [row for row in live if row.run_id not in self._runs and row.run_id not in self._claiming]
             await self._respawn(orphans, "recovery", charged=False)
@@ -175,12 +172,10 @@ class Supervision:
             self._backlog = len(queued) == room
             owned = self._runs.keys() | self._claiming
             await self._claim([row for row in queued if row.run_id not in owned], "start", charged=False)
-        await self._answer_waiters()
 
     async def _answer_waiters(self) -> None:
         """Runs that ended by another hand: cancelled while queued, or ended before they were asked for."""
-        ids = [run_id for run_id in self._unseen if run_id in self._waiters and run_id not in self._runs]
-        self._unseen.clear()
+        ids = [run_id for run_id in self._waiters if run_id not in self._runs]
         for row in await self._log.runs(ids=ids) if ids else []:
             if row.status.is_terminal or row.status is Status.AWAITING_APPROVAL:
                 end = (await self._log.read(row.run_id, row.end_seq - 1, 1))[0].event if row.end_seq else None

@@ -28,7 +28,7 @@ class Settings:
     respawns_max: int = 5
     """A run that is respawned more often than this within `respawn_period_s` ends as crash_loop."""
     respawn_period_s: float = 60.0
-    ping_s: float = 1.0
+    ping_s: float = 3.0
     hung_s: float = 15.0
     """An actor that has not answered for this long counts as dead."""
     lease_s: float = 10.0
@@ -100,7 +100,9 @@ class Await:
 
 @dataclass(frozen=True)
 class Nudge:
-    """From a client: the store has news."""
+    """From a client: the store has news of these runs."""
+
+    run_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

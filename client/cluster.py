@@ -27,6 +27,7 @@ CLUSTER_ENV = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_worker_niceness": "0",
+    "RAY_task_events_report_interval_ms": "0",
     "RAY_kill_worker_timeout_milliseconds": "500",
     "RAY_health_check_initial_delay_ms": "500",
     "RAY_health_check_period_ms": "300",
@@ -115,11 +116,22 @@ class Cluster:
             self._folder = None
 
 
+def remove_actors(namespace: str) -> None:
+    """End every actor of a store on the cluster that this process is connected to; the supervisor first."""
+    import ray
+
+    every = ray.util.list_named_actors(all_namespaces=True)
+    names = [entry["name"] for entry in every if entry["namespace"] == namespace]
+    for name in sorted(names, key=lambda name: name != "supervisor"):
+        with contextlib.suppress(ValueError, ray.exceptions.RayError):  # it is gone already
+            ray.kill(ray.get_actor(name, namespace))
+
+
 def store_url(store: str | os.PathLike[str]) -> str:
     """The store's URL with an absolute path, the same for every process of the machine."""
     text = os.fspath(store)
     if "://" not in text:
-        return str(Path(text).resolve())
+        return str(Path(text).expanduser().resolve())
     head, _, path = text.partition(":///")
     if head.startswith("sqlite") and path:
         return str(Path(path).resolve())

@@ -29,7 +29,7 @@ from ..store.log import Create, Refused, Requeue, RunRow
 from ..store.sql import SqlLog, open_log
 from ..store.states import Status
 from ..store.writer import GroupWriter
-from .cluster import Cluster, namespace_digest, store_url
+from .cluster import Cluster, namespace_digest, remove_actors, store_url
 
 DEFAULT_STORE = ".perdure/runs.db"
 POLL_S = 0.1
@@ -75,12 +75,12 @@ class Request:
 class Run:
     """A launched run."""
 
-    def __init__(self, runtime: Runtime, run_id: str) -> None:
-        self._runtime, self.run_id = runtime, run_id
+    def __init__(self, runtime: Runtime, run_id: str, ended: asyncio.Future[Ended]) -> None:
+        self._runtime, self.run_id, self._ended = runtime, run_id, ended
 
     async def outcome(self) -> Outcome:
         """Wait until the run ends, or waits for a person."""
-        return await self._runtime.outcome(self.run_id)
+        return Outcome.of(await asyncio.shield(self._ended))
 
     async def events(self, after: int = 0) -> AsyncIterator[Stored]:
         """The run's events as they become durable, until the run ends or waits for a person."""
@@ -92,7 +92,7 @@ class Runtime:
     """A supervisor over one store, on a local cluster of its own or on the one at `address`.
 
     actors: bound of the pool of run actors, default twice the CPUs. concurrency: bound of the live runs, default
-    `actors`; above it, runs share actors evenly.
+    `actors`; above it, runs share actors evenly. standing: leave the supervisor at work when the block ends.
     """
 
     def __init__(
@@ -103,6 +103,7 @@ class Runtime:
         actors: int | None = None,
         concurrency: int | None = None,
         num_cpus: int | None = None,
+        standing: bool = False,
     ) -> None:
         for name, value in (("actors", actors), ("concurrency", concurrency), ("num_cpus", num_cpus)):
             if value is not None and value < 1:
@@ -112,7 +113,7 @@ class Runtime:
         self.settings = Settings(
             self._store, namespace_digest(self._store), actors=actors, concurrency=concurrency or actors
         )
-        self._cluster = Cluster(address, num_cpus)
+        self._cluster, self._standing = Cluster(address, num_cpus), standing
         self._supervisor: Any = None
         self._courier: Courier
         self.log: SqlLog
@@ -131,12 +132,17 @@ class Runtime:
 
     async def __aexit__(self, *exception: object) -> None:
         self._courier.close()
+        if self._standing:
+            await self._leave()
+            return
         try:
             async with asyncio.timeout(5):
                 await self._supervisor.release.remote()
         except TimeoutError:
             pass  # its lease runs out by itself
         finally:
+            if self._cluster.address is not None:
+                await _finished(asyncio.to_thread(remove_actors, self.settings.namespace))
             await self._leave()
 
     async def _leave(self) -> None:
@@ -186,8 +192,14 @@ class Runtime:
         self, loaded: LoadedAgent, requests: Sequence[Request], *, model: str | None = None
     ) -> list[Run]:
         """Launch runs of one agent, all durable when this returns. A run that exists already is left as it is."""
-        await self.create([create(loaded, request, model) for request in requests])
-        return [Run(self, request.run_id) for request in requests]
+        created = asyncio.ensure_future(self.create([create(loaded, request, model) for request in requests]))
+        await asyncio.sleep(0)
+        runs = [self._run(request.run_id) for request in requests]  # asked for in the same call
+        await created
+        return runs
+
+    def _run(self, run_id: str) -> Run:
+        return Run(self, run_id, self._courier.ask(Await(run_id)))
 
     async def create(self, creates: Sequence[Create]) -> None:
         """Create runs, all durable when this returns. A run that exists already is left as it is."""
@@ -195,9 +207,9 @@ class Runtime:
             if isinstance(verdict, Refused) and verdict.reason != "exists":
                 raise verdict
 
-    async def nudge(self) -> None:
-        """Have the supervisor look at the store now."""
-        await self._courier.ask(Nudge())
+    async def nudge(self, run_ids: Iterable[str] = ()) -> None:
+        """Have the supervisor look at the store now; these runs were requeued."""
+        await self._courier.ask(Nudge(tuple(run_ids)))
 
     async def warm(self, loaded: LoadedAgent, count: int) -> None:
         """Start run actors for an agent ahead of need."""
@@ -205,15 +217,19 @@ class Runtime:
 
     async def outcome(self, run_id: str) -> Outcome:
         """Wait until a run ends, or waits for a person. Raises NotFound."""
-        if await self.log.run(run_id) is None:
+        row = await self.log.run(run_id)
+        if row is None:
             raise NotFound(f"no run {run_id} in {self._store}")
-        return Outcome.of(await self._courier.ask(Await(run_id)))
+        if row.end_seq:
+            end = (await self.log.read(run_id, row.end_seq - 1, 1))[0].event
+            return Outcome.of(Ended(run_id, row.epoch, row.status, "ended", end))
+        return await self._run(run_id).outcome()
 
     async def resume(self, run_ids: Iterable[str]) -> list[Run]:
         """Requeue failed, cancelled and timed out runs; others go on by themselves. Raises UsageError."""
-        runs = [await requeue(self.log, run_id, "python") for run_id in run_ids]
-        await self.nudge()
-        return [Run(self, row.run_id) for row in runs]
+        rows = [await requeue(self.log, run_id, "python") for run_id in run_ids]
+        await self.nudge(row.run_id for row in rows)
+        return [self._run(row.run_id) for row in rows]
 
     async def status(self) -> dict[str, Any]:
         """Figures of the supervisor."""
