@@ -84,4 +84,4 @@ async def _launch(door: Door, writer: GroupWriter, commands: list[Create | Reque
         for verdict in await writer.submit_all(requeues):
             if isinstance(verdict, Refused) and verdict.reason != "not_ended":
                 raise verdict
-        await door.nudge()
+        await door.nudge(command.run_id for command in requeues)

@@ -10,7 +10,9 @@ from ..store.errors import PerdureError
 from .batch import batch
 from .exits import Exit, hush, report
 from .read import events, list_runs, show
+from .resume import cancel, resume
 from .run import run
+from .standing import go_down, go_up, status
 
 
 class Root(click.Group):
@@ -39,7 +41,7 @@ def root(db: str | None) -> None:
     """
 
 
-for command in (run, batch, list_runs, show, events):
+for command in (run, batch, resume, list_runs, show, events, cancel, go_up, go_down, status):
     root.add_command(command)
 
 

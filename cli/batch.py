@@ -65,7 +65,7 @@ def batch(db: str, agent: str, dataset: Path, **options: Any) -> None:
     approval; 2 usage; 130 interrupted (everything stays resumable).
     """
     loaded = check_agent(agent, options["model"])
-    name = batch_name(options["name"] or f"{dataset.stem} {loaded.ref.ref.rpartition('/')[2]}")
+    name = batch_name(options["name"] or f"{dataset.stem}-{loaded.agent.name}")
     work = Batch(name, loaded, Dataset(dataset, options["limit"]), options["model"])
     if options["output"]:
         check_output(options["output"], dataset)

@@ -45,9 +45,14 @@ def exit_of(statuses: Iterable[Status]) -> Exit:
     return next((code for code in _WORST_FIRST if code in codes), Exit.COMPLETED)
 
 
+def say_error(error: PerdureError) -> None:
+    """Say an error on one line."""
+    click.echo(f"perdure: {line(error.message, cut=None)}", err=True)
+
+
 def report(error: PerdureError) -> int:
     """Say an error on one line, and which code it means."""
-    click.echo(f"perdure: {line(error.message, cut=None)}", err=True)
+    say_error(error)
     return Exit.USAGE if isinstance(error, (UsageError, NotFound, Refused)) else Exit.FAILED
 
 

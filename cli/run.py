@@ -1,4 +1,4 @@
-"""`run` and `resume`: launch a run or take up interrupted ones, and see them through to their end."""
+"""`run`: launch one run and see it through to its end. `resume` shares how a run is watched and told."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def _run(db: str, command: Create, address: str | None, as_json: bool) -> 
             await door.create([command])
             interrupts.say = lambda: terminal.say(f"\ninterrupted; the run stays resumable: {resume}")
             terminal.say(f"run {command.run_id}")
-            await watched(door, _stream(door.log, command.run_id, terminal, as_json))
+            await watched(door, stream(door.log, command.run_id, terminal, as_json))
             return await outcome_of(door.log, command.run_id)
 
     interrupts.say = lambda: terminal.say("\ninterrupted; nothing was launched")
@@ -107,18 +107,21 @@ async def _run(db: str, command: Create, address: str | None, as_json: bool) -> 
     return exit_of([outcome.status])
 
 
-async def _stream(event_log: SqlLog, run_id: str, terminal: Terminal, as_json: bool) -> None:
-    async for stored in follow(event_log, run_id):
+async def stream(event_log: SqlLog, run_id: str, terminal: Terminal, as_json: bool, after: int = 0) -> None:
+    """Show the events of a run until it ends or waits for a person."""
+    async for stored in follow(event_log, run_id, after):
         if as_json:
             terminal.put(json_line(event_json(run_id, stored)))
         else:
             terminal.say(event_line(stored))
 
 
-def tell(outcome: Outcome, terminal: Terminal, as_json: bool) -> None:
-    """The outcome of a run: its answer on `out`, anything else on `err`."""
+def tell(outcome: Outcome, terminal: Terminal, as_json: bool, alone: bool = True) -> None:
+    """The outcome of a run: its answer on `out`, anything else on `err`; of one among many a line each."""
     if as_json:
         terminal.put(json_line({"type": "outcome", **asdict(outcome)}))
+    elif outcome.status is Status.COMPLETED and not alone:
+        terminal.put(f"run {line(outcome.run_id)} completed: {line(outcome.output)}")
     elif outcome.status is Status.COMPLETED:
         terminal.put(safe(outcome.output) if isinstance(outcome.output, str) else json_line(outcome.output))
     elif outcome.status is Status.AWAITING_APPROVAL:

@@ -7,7 +7,7 @@ works the same way through either.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,8 +37,8 @@ class Door(Protocol):
         """Create runs, all durable when this returns. A run that exists already is left as it is."""
         ...
 
-    async def nudge(self) -> None:
-        """The store has news. It is swept every second in any case."""
+    async def nudge(self, run_ids: Iterable[str] = ()) -> None:
+        """The store has news: these runs were requeued. It is swept every second in any case."""
         ...
 
     async def check(self) -> None:
@@ -62,7 +62,7 @@ class StandingDoor:
             if isinstance(verdict, Refused) and verdict.reason != "exists":
                 raise verdict
 
-    async def nudge(self) -> None:
+    async def nudge(self, run_ids: Iterable[str] = ()) -> None:
         pass
 
     async def check(self) -> None:

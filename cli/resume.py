@@ -1,0 +1,160 @@
+"""`resume` and `cancel`: what happens to runs that exist already."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import click
+
+from ..client.door import Door, Size
+from ..client.lease import SUPERVISOR, lease_is_over
+from ..client.outcomes import outcome_of_row
+from ..client.runtime import Outcome, requeue
+from ..store.errors import UsageError
+from ..store.events import CancelRequested
+from ..store.log import Accepted, Cancel, Refused, RunRow
+from ..store.sql import SqlLog, open_log
+from ..store.states import LIVE, Status
+from .exits import Exit, exit_of, say_error
+from .find import find_run
+from .interrupts import Interrupts
+from .options import (
+    actors_option,
+    address_option,
+    asynchronous,
+    at_store,
+    concurrency_option,
+    db_option,
+    json_option,
+)
+from .progress import Counts, shown
+from .run import stream, tell, watched, working
+from .terminal import Terminal
+from .text import line
+
+POLL_S: Final = 0.2
+POLL_COST: Final = 10
+
+
+@click.command()
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.option("--batch", metavar="NAME", help="Everything interrupted in this batch.")
+@concurrency_option
+@actors_option
+@address_option
+@json_option
+@db_option
+def resume(db: str, runs: tuple[str, ...], batch: str | None, **options: Any) -> None:
+    """Go on with what was interrupted, and wait for it.
+
+    Without RUN: everything in this store, or in --batch, that has not ended. With RUN (ids, or the first characters
+    of them): these; runs that failed, were cancelled or timed out are put back into the queue. The exit code is that
+    of the worst run, as for `perdure run`.
+    """
+    if runs and batch is not None:
+        raise UsageError("give runs or --batch, not both")
+    sys.exit(asyncio.run(_Resume(db, options).run(runs, batch)))
+
+
+class _Resume:
+    def __init__(self, db: str, options: dict[str, Any]) -> None:
+        self._db, self._options = db, options
+        self._terminal, self._interrupts = Terminal(), Interrupts()
+
+    async def run(self, texts: Sequence[str], batch: str | None) -> int:
+        """The whole command; its exit code."""
+        again = f"perdure {at_store(self._db)}resume {shlex.join(texts)}".strip()
+        self._interrupts.say = lambda: self._terminal.say(f"\ninterrupted; the runs stay resumable: {again}")
+        event_log = await open_log(self._db, create=False)
+        try:
+            rows = await self._chosen(event_log, texts, batch)
+        finally:
+            await event_log.close()
+        if not rows:
+            self._terminal.say("nothing to resume")
+            return Exit.COMPLETED
+        with self._terminal.alone():
+            outcomes = await self._interrupts.run(self._work(rows))
+            for outcome in outcomes:
+                tell(outcome, self._terminal, self._options["as_json"], alone=len(rows) == 1)
+        return exit_of(outcome.status for outcome in outcomes)
+
+    async def _chosen(self, event_log: SqlLog, texts: Sequence[str], batch: str | None) -> list[RunRow]:
+        if not texts:
+            return await event_log.runs(statuses=sorted(LIVE), batch=batch, oldest_first=True)
+        rows = {row.run_id: row for row in [await find_run(event_log, text) for text in texts]}
+        for row in rows.values():
+            if row.status is Status.COMPLETED:
+                raise UsageError(f"run {line(row.run_id)} is completed; there is nothing to resume")
+        return list(rows.values())
+
+    async def _work(self, rows: Sequence[RunRow]) -> list[Outcome]:
+        ids = [row.run_id for row in rows]
+        size = Size(self._options["actors"], self._options["concurrency"])
+        async with working(self._db, self._options["address"], self._terminal, self._interrupts, size) as door:
+            ended = [row.run_id for row in rows if row.status.is_terminal]
+            for run_id in ended:
+                await requeue(door.log, run_id, "cli")
+            await door.nudge(ended)
+            if len(ids) == 1:
+                seen = rows[0].seq
+                await watched(door, stream(door.log, ids[0], self._terminal, self._options["as_json"], seen))
+            else:
+                await watched(door, self._wait(door, ids))
+            found = {row.run_id: row for row in await door.log.runs(ids=ids)}
+            return [await outcome_of_row(door.log, found[run_id]) for run_id in ids]
+
+    async def _wait(self, door: Door, ids: list[str]) -> None:
+        left, ended = ids, dict.fromkeys(Status, 0)
+        with shown(self._terminal, len(ids)) as progress:
+            while left:
+                looked_at = time.monotonic()
+                rows = await door.log.runs(ids=left)
+                for row in rows:
+                    ended[row.status] += row.status not in LIVE
+                left = [row.run_id for row in rows if row.status in LIVE]
+                live: Counts = {status: sum(row.status is status for row in rows) for status in LIVE}
+                progress(ended | live)
+                await asyncio.sleep(max(POLL_S, POLL_COST * (time.monotonic() - looked_at)) if left else 0)
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.option("--reason", default="", metavar="TEXT", help="Kept with the run.")
+@db_option
+@asynchronous
+async def cancel(db: str, runs: tuple[str, ...], reason: str) -> None:
+    """Cancel runs. RUN is an id, or the first characters of it.
+
+    A queued run is cancelled at once. A live one gets a durable request, and its owner acts on it at its next step.
+    """
+    terminal, failed = Terminal(), False
+    event_log = await open_log(db, create=False)
+    try:
+        rows = [await find_run(event_log, text) for text in runs]
+        lease = await event_log.lease(SUPERVISOR)
+        idle = lease is None or lease_is_over(lease)
+        commands = [Cancel(row.run_id, CancelRequested(by="cli", reason=reason)) for row in rows]
+        for row, verdict in zip(rows, await event_log.commit(commands), strict=True):
+            if isinstance(verdict, Refused):
+                say_error(verdict)
+                failed = True
+            else:
+                terminal.put(f"run {line(row.run_id)}: {_cancelled(verdict, idle)}")
+    finally:
+        await event_log.close()
+    if failed:
+        sys.exit(Exit.USAGE)
+
+
+def _cancelled(verdict: Accepted, idle: bool) -> str:
+    if verdict.row.status is Status.CANCELLED:
+        return "cancelled"
+    before = "a cancel was requested before" if verdict.already else "a cancel is requested"
+    when = "nobody works on this store now: it takes effect when the run goes on" if idle else "its owner acts on it"
+    return f"{before}; {when}" + ("" if idle else " at its next step")
