@@ -11,6 +11,7 @@ from perdure import Run, Runtime
 from perdure.actors.kernel import kill_process
 from perdure.store.events import ToolCallStarted
 
+Identity = tuple[int, float, str, str]
 KINDS = ("run actor", "tool worker", "journal", "supervisor")
 LOOK_S = 0.02
 
@@ -44,7 +45,22 @@ class Wrecker:
     kills: list[Kill] = field(default_factory=list)
 
     async def run_actor(self) -> None:
-        """Kill the run actor that drives the most runs."""
+        """Kill the run actor that drives the most runs; wait for one that drives any."""
+        held: list[tuple[str, int]] = []
+        pid, started = 0, 0.0
+
+        async def busy() -> bool:
+            nonlocal held, pid, started
+            for drives, identity in await self._run_actors():
+                if len(drives) > len(held):
+                    held, (pid, started, *_) = drives, identity
+            return bool(held)
+
+        await until(busy)
+        await self._kill("run actor", pid, started, tuple(run_id for run_id, _ in held))
+
+    async def _run_actors(self) -> list[tuple[list[tuple[str, int]], Identity]]:
+        """The runs and the process of every run actor."""
         import ray  # not before the Runtime has prepared its environment
         from ray.exceptions import RayError
         from ray.util import list_named_actors
@@ -59,8 +75,7 @@ class Wrecker:
                     found.append((await actor.held.remote(), await actor.ping.remote()))
             except (RayError, ValueError, TimeoutError):
                 continue  # it is just being started, or buried
-        held, (pid, started, *_) = max(found, key=lambda pair: len(pair[0]))
-        await self._kill("run actor", pid, started, tuple(run_id for run_id, _ in held))
+        return found
 
     async def tool_worker(self, run: Run, begun: ToolCallStarted) -> None:
         """Kill the process that is in the middle of a tool call."""
