@@ -73,10 +73,10 @@ def status_after(status: Status, event: Event, open_calls: int) -> Status:
     kind = event.type
     if kind in _ANY_TIME:
         return status
+    if (kind == "run_requeued") != (status in TERMINAL) or kind == "run_created":
+        raise IllegalTransition(status, kind)
     if kind == "run_requeued":
         return _move(status, Status.QUEUED, event)
-    if status in TERMINAL or kind == "run_created":
-        raise IllegalTransition(status, kind)
     if kind in _ENDS:
         if kind == "run_completed" and open_calls:
             raise IllegalTransition(status, kind, f"{open_calls} calls are open")
