@@ -6,7 +6,7 @@ PEERS_BENCH names the folder of the peers' harness (its common.py); the tool is 
 every effect has a durable start mark.
 
 --opt actors=N        run actors (default: one for each live run)
---opt kill=WHAT       recovery: what gets SIGKILL at once: actors (default), journal, supervisor, tools, or all
+--opt kill=KIND       recovery: what gets SIGKILL at once: actor (default), tool, journal, supervisor, or all
 """
 
 from __future__ import annotations
@@ -25,31 +25,12 @@ if "PEERS_BENCH" not in os.environ:
     sys.exit("peer_workload: set PEERS_BENCH to the folder of the peers' harness (the one with common.py)")
 sys.path.insert(0, os.environ["PEERS_BENCH"])
 import common  # type: ignore[import-not-found]
-import psutil
 
 from perdure import Runtime
+from perdure.benchmarks.processes import TITLES, processes
 from perdure.client.runtime import Request, check_agent
 
 AGENT = f"{Path(__file__).resolve().with_name('peer_agent.py')}:agent"
-KINDS = {
-    "actors": ("ray::RunActor",),
-    "journal": ("ray::JournalActor",),
-    "supervisor": ("ray::SupervisorActor",),
-    "tools": ("ray::attempt",),
-    "all": ("ray::RunActor", "ray::JournalActor", "ray::SupervisorActor", "ray::attempt"),
-}
-
-
-def processes(kinds: Sequence[str]) -> list[psutil.Process]:
-    """Processes below this one whose title begins like this."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if process.cmdline()[:1] and process.cmdline()[0].startswith(tuple(kinds)):
-                found.append(process)
-        except psutil.NoSuchProcess:
-            continue
-    return found
 
 
 class Victims:
@@ -63,7 +44,7 @@ class Victims:
         return None
 
     def send_signal(self, number: int) -> None:
-        victims = processes(self._kinds)
+        victims = processes(*self._kinds)
         for victim in victims:
             os.kill(victim.pid, signal.SIGKILL)
         print(f"killed {len(victims)} processes: {self._kinds}", file=sys.stderr)
@@ -128,7 +109,8 @@ class Perdure(common.Peer):  # type: ignore[misc]
         return asyncio.run_coroutine_threadsafe(work, self._portal).result(90)
 
     def spawn_worker(self, phase: str) -> Victims:
-        return Victims(KINDS[common.opt(self.a, "kill") or "actors"] if phase == "first" else ())
+        kind = common.opt(self.a, "kill") or "actor"
+        return Victims(list(TITLES) if kind == "all" else [kind]) if phase == "first" else Victims([])
 
     async def submit(self, ids: Sequence[str]) -> None:
         async def launch() -> None:
