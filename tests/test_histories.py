@@ -61,8 +61,10 @@ replies = st.builds(
             arguments=st.sampled_from([{}, {"x": 1}, {"y": 1}]),
             id=st.sampled_from(["", "call_0"]),
         ),
+        min_size=1,
         max_size=3,
-    ).map(tuple),
+    ).map(tuple)
+    | st.just(()),
     usage=st.builds(Usage, input_tokens=st.integers(0, 9), cache_read_input_tokens=st.integers(0, 9)),
 )
 
@@ -91,6 +93,8 @@ class Story:
             events = self.pick([(*start, *answer), start or tuple(answer)])
         elif isinstance(step, Finish):
             events = step.events
+        elif state.open_calls and self.pick([True, False]):
+            events = (RunFailed(code="internal_error", message="m", phase="p"),)
         stale = self.pick([0, 0, 0, 0, 1])
         return Append(RUN, state.epoch - stale, state.seq - self.pick([0, 0, 0, 0, 1]), events)
 
@@ -144,8 +148,10 @@ class Story:
         state = await self.state()
         if state.status is Status.QUEUED and self.pick([True, True, False]):
             command: Command = Claim(RUN, f"claim {len(self.sent)}", LEASE, state.epoch)
+        elif state.status.is_terminal and self.pick([True, False]):
+            command = Requeue(RUN, RunRequeued(by="me"))
         else:
-            kind = self.pick(["owner"] * 5 + ["call"] * 5 + ["decision", "again"])
+            kind = self.pick(["owner"] * 4 + ["call"] * 6 + ["decision", "again"])
             if kind == "again" and self.sent:
                 command = self.pick(self.sent)
             elif kind == "decision":
@@ -182,7 +188,7 @@ def test_machine_and_store_agree_on_every_prefix_of_every_history(data: st.DataO
     async def live() -> None:
         story = Story(data)
         await new_run(story.log, created())
-        for _ in range(data.draw(st.integers(1, 30))):
+        for _ in range(data.draw(st.integers(5, 40))):
             await story.next()
         await story.check()
 

@@ -89,6 +89,8 @@ def answer(turn: int = 0, text: str = "hm") -> AssistantMessage:
 
 
 CLAIMED = RunClaimed(epoch=1, owner="s", reason="start")
+BEGAN: tuple[Event, ...] = (CLAIMED, TurnStarted(turn_index=0), answer())
+TWO_CALLS: tuple[Event, ...] = (*BEGAN, requested(0), requested(1))
 ONE_OF_EACH: dict[str, Event] = {
     event.type: event
     for event in (
@@ -180,18 +182,17 @@ def test_a_state_and_an_event_lead_where_the_table_says_or_nowhere(status: Statu
 
 def at(status: Status) -> State:
     """A state with this status, with an open call where the status means one."""
-    began = [CLAIMED, TurnStarted(turn_index=0), answer(), requested()]
     paths: dict[Status, list[Event]] = {
         Status.QUEUED: [],
-        Status.RUNNING: began[:1],
-        Status.AWAITING_TOOL: began,
-        Status.COMPLETED: [*began[:3], RunCompleted(output="hm", stop_reason="end_turn")],
-        Status.FAILED: [*began, RunFailed(code="c", message="m", phase="tool")],
+        Status.RUNNING: [CLAIMED],
+        Status.AWAITING_TOOL: [*BEGAN, requested()],
+        Status.COMPLETED: [*BEGAN, RunCompleted(output="hm", stop_reason="end_turn")],
+        Status.FAILED: [*BEGAN, requested(), RunFailed(code="c", message="m", phase="tool")],
         Status.CANCELLED: [RunCancelled(reason="r")],
     }
     if status in paths:
         return evolve_all(State(created()), paths[status])
-    reached = evolve_all(State(created()), began)  # states that no event of this version leads to
+    reached = evolve_all(State(created()), paths[Status.AWAITING_TOOL])  # states that no event of this version leads to
     return State(reached.created, status, reached.seq, reached.epoch, turn=reached.turn)
 
 
@@ -225,7 +226,7 @@ WRONG: dict[str, Callable[[State], Event]] = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_turns_come_in_order(wrong: str) -> None:
-    state = evolve_all(State(created()), [CLAIMED, TurnStarted(turn_index=0), answer(), TurnStarted(turn_index=1)])
+    state = evolve_all(State(created()), [*BEGAN, TurnStarted(turn_index=1)])
     with pytest.raises(IllegalTransition):
         evolve(state, WRONG[wrong](state))
 
@@ -236,14 +237,13 @@ def test_turns_come_in_order(wrong: str) -> None:
     ids=["result of nothing", "second result", "call of another turn", "mark of a closed call"],
 )
 def test_an_event_about_a_call_needs_that_call_to_be_open(event: Event) -> None:
-    turn = [CLAIMED, TurnStarted(turn_index=0), answer(), requested(0), requested(1), result("t0c1")]
+    state = evolve_all(State(created()), [*TWO_CALLS, result("t0c1")])
     with pytest.raises(IllegalTransition):
-        evolve(evolve_all(State(created()), turn), event)
+        evolve(state, event)
 
 
 def test_one_open_call_keeps_the_run_waiting_for_its_tools() -> None:
-    turn = [CLAIMED, TurnStarted(turn_index=0), answer(), requested(0), requested(1), result("t0c1")]
-    state = evolve_all(State(created()), turn)
+    state = evolve_all(State(created()), [*TWO_CALLS, result("t0c1")])
     assert state.status is Status.AWAITING_TOOL
     assert [call.tool_call_id for call in state.open_calls] == ["t0c0"]
     assert evolve(state, result("t0c0")).status is Status.RUNNING
@@ -253,8 +253,7 @@ def test_one_open_call_keeps_the_run_waiting_for_its_tools() -> None:
 
 
 def test_nothing_is_asked_of_the_model_before_every_call_has_its_result() -> None:
-    turn = [CLAIMED, TurnStarted(turn_index=0), answer(), requested(0), requested(1), result("t0c1")]
-    state = evolve_all(State(created()), turn)
+    state = evolve_all(State(created()), [*TWO_CALLS, result("t0c1")])
     step = next_step(state)
     assert isinstance(step, Execute) and [call.tool_call_id for call in step.calls] == ["t0c0"]
     assert next_step(evolve(state, result("t0c0"))) == CallModel(1, False)
@@ -271,8 +270,7 @@ def test_an_owner_has_nothing_to_do_for_a_run_that_waits_or_has_ended(status: St
 
 
 def test_the_turns_that_a_run_may_take_are_bounded_by_its_own_snapshot() -> None:
-    events = [CLAIMED, TurnStarted(turn_index=0), answer(), requested(), result()]
-    state = evolve_all(State(created(config={"limits": {"max_turns": 1}})), events)
+    state = evolve_all(State(created(config={"limits": {"max_turns": 1}})), [*BEGAN, requested(), result()])
     step = next_step(state)
     assert isinstance(step, Finish)
     assert isinstance(step.events[-1], RunFailed) and step.events[-1].code == "max_turns"
@@ -288,7 +286,7 @@ def test_the_turns_that_a_run_may_take_are_bounded_by_its_own_snapshot() -> None
     ],
 )
 def test_a_cancelled_run_says_of_each_open_call_what_is_true(effect: str, started: bool, text: str) -> None:
-    events: list[Event] = [CLAIMED, TurnStarted(turn_index=0), answer(), requested(effect=effect)]
+    events: list[Event] = [*BEGAN, requested(effect=effect)]
     events += [marked()] if started else []
     state = evolve_all(State(created()), [*events, CancelRequested(by="me", reason="enough")])
     step = next_step(state)
@@ -300,9 +298,8 @@ def test_a_cancelled_run_says_of_each_open_call_what_is_true(effect: str, starte
 
 
 def test_a_run_fails_as_unsettled_only_when_every_open_call_is_in_question() -> None:
-    turn = [CLAIMED, TurnStarted(turn_index=0), answer(), requested(0), requested(1)]
     unsettled = [ToolCallUnsettled(tool_call_id=f"t0c{n}", attempt=1, why="no probe") for n in (0, 1)]
-    state = evolve_all(State(created()), [*turn, unsettled[0]])
+    state = evolve_all(State(created()), [*TWO_CALLS, unsettled[0]])
     assert isinstance(next_step(state), Execute)
     state = evolve(state, unsettled[1])
     step = next_step(state)
