@@ -70,8 +70,12 @@ class Cluster:
 
     def start(self) -> Any:
         """Connect, and return the ray module. Raises UsageError when no cluster answers at the address."""
+        early = "ray" in sys.modules
         prepare_environment()
         import ray
+
+        if early:  # it has read another environment: have it read this one
+            ray._raylet.Config.initialize("")
 
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
         if self.address is None:

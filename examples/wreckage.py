@@ -7,6 +7,10 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+import ray
+from ray.exceptions import RayError
+from ray.util import list_named_actors
+
 from perdure import Run, Runtime
 from perdure.actors.kernel import kill_process
 from perdure.store.events import ToolCallStarted
@@ -61,10 +65,6 @@ class Wrecker:
 
     async def _run_actors(self) -> list[tuple[list[tuple[str, int]], Identity]]:
         """The runs and the process of every run actor."""
-        import ray  # not before the Runtime has prepared its environment
-        from ray.exceptions import RayError
-        from ray.util import list_named_actors
-
         namespace, found = self.runtime.settings.namespace, []
         for listed in list_named_actors(all_namespaces=True):
             if listed["namespace"] != namespace or not listed["name"].startswith("run-"):
