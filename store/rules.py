@@ -287,7 +287,7 @@ class Book:
             return self._write(row, self.calls[row.run_id], [event])
         if call.nonce != event.nonce:
             raise Refused("taken", f"call {call.tool_call_id} of run {row.run_id}: another task holds this attempt")
-        return Accepted(row, already=True)
+        return Accepted(row, already=True, calls=self._open(row.run_id))
 
     def _result(self, command: Result) -> Accepted:
         event = command.event
