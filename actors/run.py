@@ -18,6 +18,8 @@ from ..store.errors import PerdureError, UsageError
 from ..store.events import (
     AssistantMessage,
     Event,
+    RunCancelled,
+    RunCompleted,
     RunFailed,
     Stored,
     ToolCallRequested,
@@ -166,6 +168,8 @@ class Owner:
             done: Executed = await self._ask(self._execute())
         except Refused as refusal:
             await self._refused(refusal)
+        except UsageError as error:
+            self._pending = [RunFailed(code="agent_unavailable", message=error.message, phase="tool")]
         except PerdureError as error:
             await self._failed(error)
         else:
@@ -195,13 +199,14 @@ class Owner:
         self._failures += 1
         if self._failures > FAILURES_MAX:
             self._pending = [RunFailed(code="internal_error", message=error.message, phase="journal")]
-        await asyncio.sleep(CONFLICT_PAUSE_S * 2**self._failures)
+        await asyncio.sleep(CONFLICT_PAUSE_S * 2 ** min(self._failures, FAILURES_MAX))
 
     def _execute(self) -> Execute:
         created, state = self._state.created, self._state
         events = tuple(self._pending)
         known = tuple(call.request for call in state.open_calls)
-        if not known and not any(isinstance(event, ToolCallRequested) for event in events):
+        ends = bool(events) and isinstance(events[-1], (RunCompleted, RunFailed, RunCancelled))
+        if ends or (not known and not any(isinstance(event, ToolCallRequested) for event in events)):
             return Execute(self._start.run_id, self._start.epoch, state.seq, events)
         options = {}
         for name in {event.name for event in (*known, *events) if isinstance(event, ToolCallRequested)}:
