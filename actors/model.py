@@ -90,12 +90,18 @@ def called(function: Callable[[ModelRequest], Any]) -> Model:
     target = function if inspect.isroutine(function) else type(function).__call__
 
     async def ask(request: ModelRequest) -> ModelReply:
-        if inspect.iscoroutinefunction(target):
-            answer = await function(request)
-        else:
-            answer = await asyncio.to_thread(function, request)
-            if inspect.isawaitable(answer):
-                answer = await answer
+        try:
+            if inspect.iscoroutinefunction(target):
+                answer = await function(request)
+            else:
+                answer = await asyncio.to_thread(function, request)
+                if inspect.isawaitable(answer):
+                    answer = await answer
+        except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if task and task.cancelling():
+                raise
+            raise ModelError(f"the model raised {type(error).__name__}: {error}") from error
         return reply_of(answer)
 
     return ask
