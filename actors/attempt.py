@@ -27,7 +27,7 @@ from ..store.errors import PerdureError
 from ..store.events import AgentRef, Effect, ToolCallStarted
 from .kernel import AttemptLock, Deadline, boot_id, process_started, runtime_folder
 from .loading import loaded
-from .results import NoJsonForm, error_text, plain_error, result_text
+from .results import NoJsonForm, error_text, plain_error, result_text, valid_text
 from .tools import Settled, Tool, ToolContext
 
 GRACE_S = 5.0
@@ -81,21 +81,31 @@ def perform(work: Work, begin: Begin, node: str) -> Outcome:
     end_a_spoilt_process()
     deadline = Deadline(work.timeout_s + GRACE_S)
     try:
-        tool = _tool(work)
         if work.probe:
-            return _probe(work, tool)
-        call = tool.bind(tool.handler, _context(work), work.arguments)
+            return _probe(work, _tool(work))
+        call = _bound(work)
+        if isinstance(call, Outcome):
+            return call
         if work.effect == "non_idempotent":
             return _marked(work, call, begin, node)
         refusal = begin(None)
         return Outcome(kind="refused", content=refusal) if refusal else _run(work, call)
-    except ValidationError as error:
-        text = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False))
-        return Outcome(kind="result", content=plain_error("InvalidArguments", text), is_error=True)
     except PerdureError as error:
         return Outcome(kind="result", content=plain_error(type(error).__name__, str(error)), is_error=True)
     finally:
         deadline.disarm()
+
+
+def _bound(work: Work) -> Callable[[], Any] | Outcome:
+    """The handler with its arguments, or why it cannot be called; nothing has begun by then."""
+    tool = _tool(work)
+    try:
+        return tool.bind(tool.handler, _context(work), work.arguments)
+    except ValidationError as error:
+        text = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False))
+        return Outcome(kind="result", content=plain_error("InvalidArguments", text), is_error=True)
+    except Exception as error:  # noqa: BLE001 - a validator of the user's may raise anything
+        return Outcome(kind="result", content=error_text(error), is_error=True)
 
 
 def _tool(work: Work) -> Tool:
@@ -148,19 +158,23 @@ def _probe(work: Work, tool: Tool) -> Outcome:
     if tool.probe is None:
         return Outcome(kind="unknown", content="the tool has no reconcile probe any more")
     box: list[Settled] = []
+    contents: list[str] = []
 
     def ask() -> None:
         answer = _resolve(tool.bind(tool.probe, _context(work), work.arguments), work.timeout_s)  # type: ignore[arg-type]
         if not isinstance(answer, Settled):
             raise TypeError(f"a reconcile probe returns Settled, not {type(answer).__name__}")
+        if answer.outcome == "happened":
+            contents.append(result_text(answer.value))
         box.append(answer)
 
     outcome = _run(work, ask)
     if not box:
         return Outcome(kind="unknown", content=f"the probe failed: {outcome.content}")
     if box[0].outcome == "happened":
-        return Outcome(kind="happened", content=result_text(box[0].value))
-    return Outcome(kind="did_not_happen" if box[0].outcome == "did_not_happen" else "unknown", content=box[0].why)
+        return Outcome(kind="happened", content=contents[0])
+    kind: Literal["did_not_happen", "unknown"] = "did_not_happen" if box[0].outcome == "did_not_happen" else "unknown"
+    return Outcome(kind=kind, content=valid_text(box[0].why))
 
 
 def _run(work: Work, call: Callable[[], Any]) -> Outcome:

@@ -129,7 +129,7 @@ def prove_dead(path: str, timeout_s: float = 5.0) -> bool:
 
 def _holders(path: str) -> list[psutil.Process]:
     """Processes that have the file open, this one left out."""
-    found = []
+    found, path = [], os.path.realpath(path)  # which is how the kernel calls it
     for process in psutil.process_iter():
         try:
             if process.pid != os.getpid() and any(opened.path == path for opened in process.open_files()):

@@ -117,5 +117,6 @@ def _import(text: str, load: Callable[[Any], ModuleType], what: object) -> Modul
     except (Exception, SystemExit) as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise UsageError(
-            f"agent {text!r}: importing it raised {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+            f"agent {text!r}: importing it raised {type(error).__name__}: {' '.join(str(error).split())} "
+            f"({where.filename}:{where.lineno})"
         ) from error

@@ -36,10 +36,14 @@ def result_text(value: Any) -> str:
 def error_text(error: BaseException) -> str:
     """An exception as canonical JSON text."""
     lines = traceback.format_exception(error)
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - foreign code, which may fail even here
+        message = "its text cannot be had: __str__ raises"
     return canonical(
         {
             "error": type(error).__name__,
-            "message": valid_text(str(error)),
+            "message": valid_text(message),
             "traceback": valid_text("".join(lines))[-4000:],
         }
     )

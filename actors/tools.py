@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, JsonValue, create_model
+from pydantic import BaseModel, ConfigDict, JsonValue, PydanticUserError, create_model
 
 from ..store.errors import UsageError
 from ..store.events import Effect
@@ -98,9 +98,9 @@ class Tool:
         self.name = name or _name_of(handler)
         self.description = inspect.getdoc(handler) or ""
         self.probe: Handler | None = None
-        self.takes_context, self.arguments = _arguments_model(handler, self.name)
-        self.schema: dict[str, JsonValue] = self.arguments.model_json_schema()
+        self.schema: dict[str, JsonValue]
         """JSON schema of the arguments."""
+        self.takes_context, self.arguments, self.schema = _arguments_model(handler, self.name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.handler(*args, **kwargs)
@@ -154,8 +154,8 @@ def _name_of(handler: Handler) -> str:
     return getattr(handler, "__name__", type(handler).__name__)
 
 
-def _arguments_model(handler: Handler, name: str) -> tuple[bool, type[BaseModel]]:
-    """Whether the handler takes a context first, and a model of its other parameters."""
+def _arguments_model(handler: Handler, name: str) -> tuple[bool, type[BaseModel], dict[str, JsonValue]]:
+    """Whether the handler takes a context first; a model of its other parameters, and their schema."""
     target = handler.func if isinstance(handler, functools.partial) else handler
     if not inspect.isroutine(target) and not inspect.isclass(target):
         target = type(target).__call__
@@ -171,5 +171,8 @@ def _arguments_model(handler: Handler, name: str) -> tuple[bool, type[BaseModel]
             raise UsageError(f"tool {name!r}: parameter {parameter} has no place in a JSON object")
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[parameter.name] = (hints.get(parameter.name, Any), default)
-    config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
-    return takes_context, create_model(f"{name}_arguments", __config__=config, **fields)
+    try:
+        model = create_model(f"{name}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
+        return takes_context, model, model.model_json_schema()
+    except (PydanticUserError, NameError) as error:
+        raise UsageError(f"tool {name!r}: its parameters have no JSON schema: {str(error).splitlines()[0]}") from error
