@@ -79,7 +79,9 @@ class Desk:
                 async with asyncio.timeout(self._poll_s):
                     await state.news.wait()
             except TimeoutError:
-                pass
+                state.outbox = list(state.ready)  # unconfirmed for so long: the reply that had it was lost
+        if state.turn != mine:
+            return Reply(self.incarnation)  # perhaps nobody hears this one any more: the newest takes the answers
         answers = [(number, state.ready[number]) for number in state.outbox if number in state.ready]
         state.outbox.clear()
         return Reply(self.incarnation, answers)
