@@ -92,7 +92,7 @@ class Cluster:
         try:
             with quiet_stdout():
                 ray.init(**options)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except Exception as error:  # Ray raises a bare Exception for a node that starts too slowly
             self._clean()
             raise UsageError(f"no Ray cluster answers at {self.address or 'this machine'}: {error}") from error
         return ray

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import shutil
 import sys
 import tempfile
@@ -23,6 +22,7 @@ import psutil
 
 from perdure import Run, Runtime
 from perdure.actors.kernel import runtime_folder
+from perdure.cli.terminal import Terminal
 from perdure.store.events import ToolCallRequested, ToolCallStarted
 
 from .audit import Refund, Report, check_ledger, check_logs
@@ -162,16 +162,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--runs", type=int, default=60, help="how many runs, at least 12 (default: 60)")
     runs = max(12, parser.parse_args().runs)
-    began, out = time.monotonic(), sys.stdout
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - to the end: Ray comments on every kill there
+    began, terminal = time.monotonic(), Terminal()
 
     def say(text: str) -> None:
-        print(f"{time.monotonic() - began:6.1f} s  {text}", file=out, flush=True)
+        terminal.put(f"{time.monotonic() - began:6.1f} s  {text}")
 
-    report = asyncio.run(demonstrate(runs, say))
-    print(file=out)
+    with terminal.alone():  # Ray comments on every kill
+        report = asyncio.run(demonstrate(runs, say))
+    terminal.put("")
     for name, value in report.lines():
-        print(f"{name:24}{value}", file=out)
+        terminal.put(f"{name:24}{value}")
     return 1 if report.trouble else 0
 
 
