@@ -27,6 +27,7 @@ from .requests import Ended, Settings, Start
 
 log = logging.getLogger(__name__)
 PREFIX = "run-"
+ADOPTION_S = 3.0
 SPARES = 1
 """Idle actors kept above need, so that a respawn finds a warm one."""
 
@@ -199,20 +200,31 @@ class Pool:
         return min(nodes, key=lambda node: (nodes[node], node != here), default=here)
 
     async def adopt(self) -> list[tuple[Member, Sequence[tuple[str, int]]]]:
-        """The living run actors that an earlier supervisor started, with the (run, epoch) that each drives."""
-        found: list[tuple[Member, Sequence[tuple[str, int]]]] = []
-        for name in list_named_actors():
-            if not name.startswith(PREFIX):
-                continue
-            try:
-                handle = ray.get_actor(name, self._settings.namespace)
-                async with asyncio.timeout(self._settings.hung_s):
-                    held = await handle.held.remote()
-            except (RayError, ValueError, TimeoutError) as error:
-                log.warning("actor %s is not adopted: %s", name, error)
-                continue
-            found.append((self._add(Member(name, handle, name.split("-")[1])), held))
-        return found
+        """The living run actors that an earlier supervisor started, with the (run, epoch) that each drives.
+
+        One that does not answer soon is kept under watch: pings find out whether it is starting or hung.
+        """
+        named = list_named_actors(all_namespaces=True)
+        names = [entry["name"] for entry in named if entry["namespace"] == self._settings.namespace]
+        found = await asyncio.gather(*(self._adopt(name) for name in names if name.startswith(PREFIX)))
+        return [adopted for adopted in found if adopted]
+
+    async def _adopt(self, name: str) -> tuple[Member, Sequence[tuple[str, int]]] | None:
+        try:
+            handle = ray.get_actor(name, self._settings.namespace)
+        except ValueError as error:
+            log.info("actor %s is gone: %s", name, error)
+            return None
+        member = Member(name, handle, name.split("-")[1])
+        try:
+            async with asyncio.timeout(ADOPTION_S):
+                held = await handle.held.remote()
+                member.identity = await handle.ping.remote()
+        except (RayError, TimeoutError) as error:
+            if isinstance(error, RayError) and _is_verdict(error):
+                return None
+            held = []
+        return self._add(member), held
 
     # -- liveness -----------------------------------------------------------------------------------------
 
@@ -236,7 +248,10 @@ class Pool:
                 return
         silent_s = time.monotonic() - member.heard_at
         if silent_s > self._settings.hung_s * (1 if member.identity else 4):
+            idle = not member.runs
             member.pass_verdict("hung")
+            if idle:  # else whoever claims its runs buries it, after the claim
+                await self.bury(member)
 
     async def bury(self, member: Member) -> None:
         """End what may be left of an actor that was declared dead."""
