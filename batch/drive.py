@@ -24,7 +24,9 @@ WINDOW_MIN: Final = 256
 WINDOW_PER_SLOT: Final = 4
 POLL_S: Final = 0.1
 POLL_COST: Final = 10
-"""The pause between two looks is at least this many times as long as a look takes."""
+"""The pause between two looks is at least this many times as long as a look takes..."""
+POLL_MOST_S: Final = 1.0
+"""... but never longer than this."""
 CHECK_S: Final = 2.0
 
 Counts = dict[Status, int]
@@ -61,7 +63,7 @@ async def drive(door: Door, batch: Batch, plan: Plan, most: int, progress: Calla
         if now - checked_at > CHECK_S:
             checked_at = now
             await door.check()
-        await asyncio.sleep(max(POLL_S, POLL_COST * (now - looked_at)))
+        await asyncio.sleep(min(max(POLL_S, POLL_COST * (now - looked_at)), POLL_MOST_S))
 
 
 def _due(batch: Batch, plan: Plan) -> Iterator[Create | Requeue]:

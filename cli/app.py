@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
+from importlib import import_module
+from typing import Any, Final
 
 import click
 
 from ..store.errors import PerdureError
-from .batch import batch
 from .exits import Exit, hush, report
-from .read import events, list_runs, show
-from .resume import cancel, resume
-from .run import run
-from .standing import go_down, go_up, status
+
+COMMANDS: Final = {
+    "run": "run:run",
+    "batch": "batch:batch",
+    "resume": "resume:resume",
+    "list": "read:list_runs",
+    "show": "read:show",
+    "events": "read:events",
+    "cancel": "resume:cancel",
+    "up": "standing:go_up",
+    "down": "standing:go_down",
+    "status": "standing:status",
+}
+"""Where each command is. Only the module of the one that is called is imported."""
 
 
 class Root(click.Group):
     """The group of all commands. What a user did wrong is one line and an exit code, never a traceback."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(import_module(f".{module}", __package__), name)
+        return command
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -39,10 +59,6 @@ def root(db: str | None) -> None:
     Runs live in a store, a SQLite file or a PostgreSQL database. Commands that work on them start Ray on this
     machine, or use the supervisor that `perdure up` left standing; commands that read need neither.
     """
-
-
-for command in (run, batch, resume, list_runs, show, events, cancel, go_up, go_down, status):
-    root.add_command(command)
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from .terminal import Terminal
 from .text import clock, json_line, line, table
 
 FOLLOW_POLL_S = 0.2
+STATUSES = [status.value for status in Status]
 
 
 @contextlib.asynccontextmanager
@@ -34,7 +35,11 @@ async def open_reader(db: str) -> AsyncIterator[SqlLog]:
 @click.command("list")
 @click.option("--batch", metavar="NAME", help="Only the runs of this batch.")
 @click.option(
-    "--status", "statuses", multiple=True, type=click.Choice([*Status]), help="Only runs in this state; repeatable."
+    "--status",
+    "statuses",
+    multiple=True,
+    type=click.Choice(STATUSES),
+    help="Only runs in this state; repeatable.",
 )
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most this many runs.")
 @json_option

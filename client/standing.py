@@ -34,6 +34,7 @@ START_S: Final = 60.0
 CORE: Final = ("gcs_server", "raylet")
 """Without these a cluster is dead."""
 TERM_S: Final = 3.0
+REST_TERM_S: Final = 1.0
 KILL_S: Final = 5.0
 
 
@@ -101,11 +102,14 @@ def _one_at_a_time(db: str) -> Iterator[None]:
     """`up` and `down` of a store exclude each other."""
     path = state_file(db).with_suffix(".lock")
     path.parent.mkdir(parents=True, exist_ok=True)
+    busy = "another `perdure up` or `perdure down` is at work on this store"
     with open(path, "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(file.fileno()), path.stat()):  # unlinked by the one before us
+                raise UsageError(busy)
         except OSError as error:
-            raise UsageError("another `perdure up` or `perdure down` is at work on this store") from error
+            raise UsageError(busy) from error
         try:
             yield
         finally:
@@ -242,7 +246,7 @@ def _end_processes(standing: Standing) -> None:
     every = list(dict.fromkeys([*processes_of(standing.folder, recorded), *recorded]))
     raylets = [one for one in every if one.name == "raylet"]
     end(raylets, TERM_S, KILL_S)
-    if left := end([one for one in every if one.lives], TERM_S, KILL_S):
+    if left := end([one for one in every if one.lives], REST_TERM_S, KILL_S):
         raise PerdureError(f"processes {', '.join(str(one.pid) for one in left)} could not be ended")
     shutil.rmtree(standing.folder, ignore_errors=True)
 
