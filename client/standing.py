@@ -213,7 +213,11 @@ async def down(db: str) -> Standing | None:
         standing = find_standing(db)
         if standing is None:
             return None
-        event_log = await open_log(db, create=False)
+        try:
+            event_log = await open_log(db, create=False)
+        except PerdureError:  # the store is gone: what works on it has to go all the same
+            await _end(db, standing, None)
+            return standing
         try:
             await _end(db, standing, event_log)
         finally:
@@ -221,13 +225,14 @@ async def down(db: str) -> Standing | None:
         return standing
 
 
-async def _end(db: str, standing: Standing, event_log: SqlLog) -> None:
+async def _end(db: str, standing: Standing, event_log: SqlLog | None) -> None:
     if standing.joined:
-        if await standing.works(event_log):
+        if event_log is None or await standing.works(event_log):
             await asyncio.to_thread(_leave_cluster, standing)
     else:
         await asyncio.to_thread(_end_processes, standing)
-    await _drop_lease(event_log)
+    if event_log:
+        await _drop_lease(event_log)
     state_file(db).unlink(missing_ok=True)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -120,23 +120,20 @@ async def test_changed_code_of_the_same_agent_is_noted(tmp_path: Path, log: SqlL
 
 
 async def test_few_runs_are_outstanding_at_any_time(tmp_path: Path, log: SqlLog) -> None:
-    most_seen = 0
+    most_seen, waiting = 0, list[Create]()
 
     class Slow(FakeDoor):
         """Runs end only when the next ones are created."""
 
-        waiting: ClassVar[list[Create]] = []
-
-        async def create(self, creates: Any) -> None:
+        async def create(self, creates: Sequence[Create]) -> None:
             nonlocal most_seen
-            await self.log.commit(list(creates))
-            self.launched += [create.run_id for create in creates]
-            self.waiting += creates
+            await self.log.commit(creates)
+            waiting.extend(creates)
             counts = await self.log.counts("b")
             most_seen = max(most_seen, sum(counts.get(status, 0) for status in LIVE))
-            if len(self.waiting) >= 7:
-                await play(self.log, self.waiting)
-                self.waiting.clear()
+            if len(waiting) >= 7:
+                await play(self.log, waiting)
+                waiting.clear()
 
     await driven(Slow(log), batch_of(tmp_path, 35), most=7)
     assert most_seen == 7

@@ -1,0 +1,331 @@
+"""Commands on a store without a cluster: they read and decide, start nothing, and tell mistakes on one line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from perdure.batch.plan import run_id
+from perdure.cli.app import root
+from perdure.client.cluster import Cluster
+from perdure.client.runtime import Request, check_agent
+from perdure.client.runtime import create as create_run
+from perdure.store.events import AgentRef, RunCreated, TurnStarted
+from perdure.store.log import Append, Claim, Command, Create, Mark
+from perdure.store.log import Result as ToolDone
+from perdure.store.sql import open_log
+
+from .batch_kit import LEASE, fails, play, write_agent
+from .store_kit import message, request, result, started
+
+ESCAPES = "\x1b]0;owned\x07\x9b31m\r\u202ered"
+
+
+def create(run_id: str, **fields: Any) -> Create:
+    agent = AgentRef(ref="/somewhere/shop.py:agent", digest="d1")
+    return Create(run_id, RunCreated(agent=agent, input=fields.pop("input", "refund?"), **fields))
+
+
+def fill(path: Path, creates: Sequence[Create], *more: Command, failing: bool = False) -> Path:
+    """A store where runs are created, completed (or failed), and where `more` has happened."""
+
+    async def work() -> None:
+        event_log = await open_log(path)
+        for start in range(0, len(creates), 500):
+            some = creates[start : start + 500]
+            await (play(event_log, some, fails) if failing else play(event_log, some))
+        await event_log.take_lease(LEASE, None)
+        await event_log.commit(list(more))
+        await event_log.close()
+
+    asyncio.run(work())
+    return path
+
+
+def perdure(*args: str | Path, env: dict[str, str] | None = None) -> Result:
+    return CliRunner().invoke(root, [str(arg) for arg in args], env=env, catch_exceptions=False)
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of these commands may start or join a cluster."""
+
+    def start(self: Cluster) -> None:
+        raise AssertionError("a cluster was started")
+
+    monkeypatch.setattr(Cluster, "start", start)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return fill(
+        tmp_path / "runs.db",
+        [create("aaaa1111", batch="b", sample="1"), create("aaaa2222", input=ESCAPES)],
+        create("bbbb1111", metadata={"who": ESCAPES}, correlation_id="c-1"),
+    )
+
+
+# -- reading ------------------------------------------------------------------------------------------------
+
+
+def test_list_shows_the_newest_first_and_filters(store: Path) -> None:
+    lines = perdure("list", "--db", store).stdout.splitlines()
+    assert lines[0].split() == ["RUN", "STATUS", "TURNS", "TOKENS", "CREATED", "AGENT", "BATCH", "SAMPLE", "ERROR"]
+    assert lines[1].startswith("bbbb1111  queued")
+    assert {line.split()[0] for line in lines[2:]} == {"aaaa1111", "aaaa2222"}
+    found = perdure("list", "--db", store, "--json", "--batch", "b", "--status", "completed").stdout.splitlines()
+    assert [json.loads(line)["run_id"] for line in found] == ["aaaa1111"]
+    assert json.loads(found[0])["usage"]["input_tokens"] == 10
+
+
+def test_the_store_is_named_before_or_after_the_command_or_in_the_environment(store: Path, tmp_path: Path) -> None:
+    after = perdure("list", "--json", "--db", store).stdout
+    assert perdure("--db", store, "list", "--json").stdout == after
+    assert perdure("list", "--json", env={"PERDURE_DB": str(store)}).stdout == after
+    assert perdure("--db", tmp_path / "none.db", "list", "--json", "--db", store).stdout == after
+
+
+def test_show_tells_a_run_and_its_json_has_it_all(store: Path) -> None:
+    text = perdure("show", "aaaa1111", "--db", store).stdout
+    for told in ("status      completed", "input       refund?", "output      done with refund?", "respawns    0"):
+        assert told in text
+    facts = json.loads(perdure("show", "bbbb", "--db", store, "--json").stdout)
+    assert (facts["status"], facts["correlation_id"], facts["metadata"]) == ("queued", "c-1", {"who": ESCAPES})
+
+
+def test_show_calls_gives_a_receipt_of_every_call(tmp_path: Path) -> None:
+    turn = (TurnStarted(turn_index=0), message(), request("c1"), request("c2", "read_only"))
+    path = fill(
+        tmp_path / "runs.db",
+        [],
+        create("cccc1111"),
+        Claim("cccc1111", "claim", LEASE.nonce, 0),
+        Append("cccc1111", 1, 2, turn),
+        Mark("cccc1111", started("c1")),
+        ToolDone("cccc1111", result("c1")),
+    )
+    first, second = json.loads(perdure("show", "cccc1111", "--calls", "--json", "--db", path).stdout)["calls"]
+    assert [(mark["pid"], mark["node"]) for mark in first["marks"]] == [(7, "node-a")]
+    assert (first["result"]["source"], first["result"]["content"]) == ("tool", '"done"')
+    assert (second["attempts"], second["marks"], second["result"]) == (1, [], None)
+    text = perdure("show", "cccc1111", "--calls", "--db", path).stdout
+    assert "mark      attempt 1" in text and "process 7 on node node-a" in text
+    assert "open call   c2" in text
+
+
+def test_events_are_lines_or_json_and_begin_where_they_are_asked_to(store: Path) -> None:
+    lines = perdure("events", "aaaa1111", "--db", store).stdout.splitlines()
+    assert [line.split()[2] for line in lines] == [
+        "run_created",
+        "run_claimed",
+        "turn_started",
+        "assistant_message",
+        "run_completed",
+    ]
+    found = perdure("events", "aaaa1111", "--db", store, "--json", "--after", "4").stdout.splitlines()
+    assert [(event["seq"], event["type"]) for event in map(json.loads, found)] == [(5, "run_completed")]
+    assert len(perdure("events", "aaaa1111", "--db", store, "--follow").stdout.splitlines()) == 5
+
+
+@pytest.mark.parametrize(
+    "command", [["show"], ["events"], ["show", "--json"], ["events", "--json"], ["show", "--calls"]], ids=" ".join
+)
+@pytest.mark.parametrize("run", ["aaaa2222", "bbbb1111"])
+def test_escape_codes_of_models_and_tools_never_reach_a_terminal(store: Path, command: list[str], run: str) -> None:
+    text = perdure(*command, run, "--db", store).stdout
+    assert not set(text) & set("\x1b\x07\x9b\r\u202e"), ascii(text)
+
+
+def test_reading_imports_no_ray_and_leaves_the_store_alone(store: Path) -> None:
+    code = (
+        "import sys\nfrom perdure.cli.app import root\n"
+        "for words in (['list'], ['show', 'aaaa1111', '--calls'], ['events', 'aaaa1111'], ['status']):\n"
+        "    root([*words, '--db', sys.argv[1]], standalone_mode=False)\n"
+        "assert not [name for name in sys.modules if name.partition('.')[0] == 'ray']\n"
+    )
+    before = sorted(path.name for path in store.parent.iterdir())
+    done = subprocess.run([sys.executable, "-c", code, store], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in store.parent.iterdir() if "-" not in path.name) == [
+        name for name in before if "-" not in name
+    ]
+
+
+def test_reading_ten_thousand_runs_takes_well_below_a_second(tmp_path: Path) -> None:
+    path = fill(tmp_path / "runs.db", [create(f"{number:08x}", batch="b") for number in range(10_000)])
+    for command in (["list"], ["show", "00000f0f"], ["events", "00000f0f"], ["status"], ["list", "--batch", "b"]):
+        began = time.process_time()
+        assert perdure(*command, "--db", path).exit_code == 0
+        assert time.process_time() - began < 0.5, command
+
+
+# -- mistakes -----------------------------------------------------------------------------------------------
+
+
+def refusal(*args: str | Path) -> str:
+    """The one line on stderr of a command that is refused."""
+    done = perdure(*args)
+    assert done.exit_code == 2, done.output
+    assert done.stdout == ""
+    assert done.stderr.startswith("perdure: ") and done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("command", ["show", "events", "cancel", "resume"])
+def test_a_run_is_found_by_an_unambiguous_prefix_only(store: Path, command: str) -> None:
+    assert "no run 'zzzz'" in refusal(command, "zzzz", "--db", store)
+    assert "at least the first 4" in refusal(command, "bbb", "--db", store)
+    assert "is ambiguous: aaaa" in refusal(command, "aaaa", "--db", store)
+    assert "no run" in refusal(command, "a\x1b\0%", "--db", store)
+
+
+@pytest.mark.parametrize("command", [["list"], ["show", "aaaa"], ["events", "aaaa"], ["cancel", "aaaa"], ["resume"]])
+def test_a_store_that_is_not_there_is_not_made(tmp_path: Path, command: list[str]) -> None:
+    assert "no runs here yet" in refusal(*command, "--db", tmp_path / "none.db")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_database_of_a_newer_build_is_refused_untouched(store: Path) -> None:
+    with sqlite3.connect(store) as connection:
+        connection.execute("UPDATE meta SET value = '99'")
+    connection.close()
+    for command in (["list"], ["cancel", "bbbb1111"], ["resume"]):
+        assert "has schema version 99" in refusal(*command, "--db", store)
+
+
+def test_what_is_no_database_is_told_on_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("not a database at all, but long enough to look at" * 20)
+    assert "notes.txt" in refusal("list", "--db", path)
+    assert "is a folder" in refusal("list", "--db", tmp_path)
+    assert "cannot keep runs in" in refusal("list", "--db", "mysql://host/x")
+
+
+AGENTS = {
+    "none.py:agent": (None, "there is no file"),
+    "raises.py:agent": ("raise ValueError('bro\\nken')", "importing it raised ValueError"),
+    "quits.py:agent": ("import sys; sys.exit(3)", "importing it raised SystemExit"),
+    "syntax.py:agent": ("def (", "importing it raised SyntaxError"),
+    "missing.py:agent": ("import no_such_module_here", "no module named 'no_such_module_here'"),
+    "other.py:agent": ("bot = 1", "has no Agent named 'agent'"),
+    "plain": (None, "write it as module:name"),
+}
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("command", ["run", "batch"])
+def test_a_wrong_agent_is_told_before_anything_is_made(tmp_path: Path, agent: str, command: str) -> None:
+    code, told = AGENTS[agent]
+    place = tmp_path / agent.partition(":")[0]
+    if code:
+        place.write_text(code)
+    data = tmp_path / "data.jsonl"
+    data.write_text('"x"\n')
+    name = f"{tmp_path / agent}" if ":" in agent else agent
+    assert told in refusal(command, name, data, "--db", tmp_path / "runs.db")
+    assert not (tmp_path / "runs.db").exists()
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> str:
+    return write_agent(tmp_path / "code")
+
+
+def test_a_wrong_model_or_script_line_is_told_before_anything_is_made(tmp_path: Path, agent: str) -> None:
+    (tmp_path / "code" / "bad.jsonl").write_text('{"text": "fine"}\n{"txt": "typo"}\n')
+    assert "unknown model" in refusal("run", agent, "x", "--model", "gpt", "--db", tmp_path / "runs.db")
+    told = refusal("run", agent, "x", "--model", "script:bad.jsonl", "--db", tmp_path / "runs.db")
+    assert "bad.jsonl, line 2: txt" in told
+    assert not (tmp_path / "runs.db").exists()
+
+
+def test_bad_input_and_bad_data_sets_are_told_before_anything_starts(tmp_path: Path, agent: str) -> None:
+    db = tmp_path / "runs.db"
+    assert "the input is not JSON" in refusal("run", agent, "{", "--input-json", "--db", db)
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"id": 1, "input": "x"}\n{"id": "1", "input": "y"}\n')
+    assert "line 2: id '1' is that of line 1 too" in refusal("batch", agent, data, "--db", db)
+    assert "cannot be read" in refusal("batch", agent, tmp_path / "none.jsonl", "--db", db)
+    assert json.loads(perdure("status", "--json", "--db", db).stdout)["runs"] == {}
+
+
+def test_a_second_supervisor_is_refused_before_a_cluster_starts(tmp_path: Path, agent: str) -> None:
+    db = fill(tmp_path / "runs.db", [])
+    done = threading.Event()
+
+    async def renew() -> None:
+        event_log = await open_log(db)
+        lease = LEASE
+        while not done.is_set():
+            lease = replace(lease, boot_id="elsewhere", expires_at=time.time() + 10)
+            await event_log.take_lease(lease, LEASE.nonce)
+            await asyncio.sleep(0.1)
+        await event_log.close()
+
+    holder = threading.Thread(target=lambda: asyncio.run(renew()))
+    holder.start()
+    try:
+        for command in (["run", agent, "x"], ["up"]):
+            assert "another supervisor (process 100" in refusal(*command, "--db", db)
+    finally:
+        done.set()
+        holder.join()
+    assert json.loads(perdure("status", "--json", "--db", db).stdout)["runs"] == {}
+
+
+# -- decisions ----------------------------------------------------------------------------------------------
+
+
+def test_cancelling_says_what_it_did(store: Path, tmp_path: Path) -> None:
+    assert perdure("cancel", "bbbb1111", "--db", store).stdout == "run bbbb1111: cancelled\n"
+    assert "has already ended as cancelled" in refusal("cancel", "bbbb1111", "--db", store)
+    assert "has already ended as completed" in refusal("cancel", "aaaa1111", "--db", store)
+    live = fill(tmp_path / "live.db", [], create("dddd1111"), Claim("dddd1111", "claim", LEASE.nonce, 0))
+    assert "a cancel is requested; nobody works on this store now" in perdure("cancel", "dddd", "--db", live).stdout
+    assert "a cancel was requested before" in perdure("cancel", "dddd", "--db", live).stdout
+    assert json.loads(perdure("show", "dddd", "--db", live, "--json").stdout)["cancel"] is True
+
+
+def test_resuming_what_is_done_starts_nothing(store: Path, tmp_path: Path) -> None:
+    assert "aaaa1111 is completed" in refusal("resume", "aaaa1111", "--db", store)
+    done = perdure("resume", "--db", fill(tmp_path / "done.db", [create("eeee1111")]))
+    assert (done.exit_code, done.stderr) == (0, "nothing to resume\n")
+
+
+def test_a_batch_that_is_done_reports_without_a_cluster(tmp_path: Path, agent: str) -> None:
+    loaded = check_agent(agent)
+    requests = [Request(f"q{n}", run_id("data-echo", str(n)), "data-echo", str(n)) for n in range(3)]
+    db = fill(tmp_path / "runs.db", [create_run(loaded, request) for request in requests], failing=True)
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(f'{{"id": {n}, "input": "q{n}"}}\n' for n in range(3)))
+    done = perdure("batch", agent, data, "--db", db, "--output", tmp_path / "out.jsonl", "--json")
+    assert done.exit_code == 1
+    assert [json.loads(line)["error"] for line in done.stdout.splitlines()] == ["model_error"] * 3
+    assert done.stdout == (tmp_path / "out.jsonl").read_text()
+    assert "failed  0: model_error: the model said \\x1b[31mno" in done.stderr
+    assert "3 failed" in done.stderr.splitlines()[-1]
+
+
+def test_status_and_down_work_where_nothing_runs(store: Path, tmp_path: Path) -> None:
+    assert perdure("status", "--db", store).stdout.splitlines()[0] == "supervisor  none"
+    assert perdure("down", "--db", store).stdout == "nothing was up\n"
+    assert "no runs here yet" in perdure("status", "--db", tmp_path / "none.db").stdout
+
+
+def test_every_command_has_a_help_text() -> None:
+    text = perdure("--help").stdout
+    for name in ("run", "batch", "resume", "list", "show", "events", "cancel", "up", "down", "status"):
+        assert f"  {name} " in text
+        assert "--db" in perdure(name, "--help").stdout
