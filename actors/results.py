@@ -1,14 +1,15 @@
 """What a handler returned or raised, as JSON text for the log.
 
 Values go through pydantic's JSON mode; NaN and infinities become the strings "NaN", "Infinity", "-Infinity". A type
-that has no JSON form is an error that names it: never its repr. Exceptions are recorded as type, message and
-traceback text.
+that has no JSON form is an error that names it, never its repr; so is an iterator, such as an open file. Exceptions
+are recorded as type, message and traceback text.
 """
 
 from __future__ import annotations
 
 import json
 import traceback
+from collections.abc import Iterator
 from typing import Any, cast
 
 from pydantic_core import PydanticSerializationError, to_json
@@ -28,9 +29,22 @@ def valid_text(text: str) -> str:
 def result_text(value: Any) -> str:
     """The value as canonical JSON text. Raises NoJsonForm."""
     try:
+        _refuse_iterators(value)
         return canonical(json.loads(to_json(value, inf_nan_mode="strings")))
     except (PydanticSerializationError, RecursionError, UnicodeError, ValueError) as error:
         raise NoJsonForm(f"a {type(value).__name__} cannot be recorded as JSON: {valid_text(str(error))}") from error
+
+
+def _refuse_iterators(value: Any) -> None:
+    """pydantic reads iterators to their end: an open file or a cursor would be recorded as its lines."""
+    if isinstance(value, Iterator):
+        raise ValueError(f"a {type(value).__name__} is an iterator, not a value")
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple, set, frozenset)):
+        return
+    for item in value:
+        _refuse_iterators(item)
 
 
 def error_text(error: BaseException) -> str:
