@@ -152,13 +152,11 @@ class RunActor:
         """Idempotent: a supervisor that was restarted joins the drive that its predecessor began."""
         assert self._courier is not None
         key = (start.run_id, start.epoch)
-        if key not in self._drives:
-            self._drives[key] = asyncio.create_task(Owner(start, self._courier.ask, loaded).drive())
-        try:
-            return await asyncio.shield(self._drives[key])
-        finally:
-            if self._drives[key].done():
-                self._drives.pop(key, None)
+        drive = self._drives.get(key)
+        if drive is None:
+            drive = self._drives[key] = asyncio.create_task(Owner(start, self._courier.ask, loaded).drive())
+            drive.add_done_callback(lambda _: self._drives.pop(key, None))
+        return await asyncio.shield(drive)
 
     async def held(self) -> list[tuple[str, int]]:
         """(run, epoch) of the drives under way."""
