@@ -24,6 +24,8 @@ from ..store.events import Effect
 
 Handler = Callable[..., Any]
 _H = TypeVar("_H", bound=Handler)
+_TAKEN = frozenset(name for name in dir(BaseModel) if name.startswith("model_"))
+"""Names that a pydantic model needs for itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,8 @@ def _arguments_model(handler: Handler, name: str) -> tuple[bool, type[BaseModel]
     for parameter in parameters[1 if takes_context else 0 :]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise UsageError(f"tool {name!r}: parameter {parameter} has no place in a JSON object")
+        if parameter.name.startswith("_") or parameter.name in _TAKEN:
+            raise UsageError(f"tool {name!r}: no parameter can be called {parameter.name!r}")
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[parameter.name] = (hints.get(parameter.name, Any), default)
     try:
