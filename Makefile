@@ -13,6 +13,7 @@ test: lint
 	$(BIN)/pytest --cov --cov-report=term:skip-covered
 
 lint: $(READY)
+	@mkdir -p .cache && ln -sfn "$(CURDIR)" .cache/perdure
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy -p perdure
@@ -35,7 +36,6 @@ $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV) || $(PYTHON) -m venv --clear --without-pip $(VENV)
 	if $(PIP) --version >/dev/null 2>&1; then $(PIP) install --quiet -e '.[dev]'; \
 	else $(PYTHON) -m pip --python $(BIN)/python install --quiet -e '.[dev]'; fi
-	mkdir -p .cache && ln -sfn "$(CURDIR)" .cache/perdure
 	touch $@
 
 # Its dependencies are not needed by what is used of it, so they are left out.
