@@ -100,14 +100,14 @@ async def test_a_second_crash_during_the_recovery_changes_nothing(shape: Shape, 
     assert both, "no second crash struck"
 
 
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if len(shape.tools) > 1], ids=lambda shape: shape.name)
+@by_shape
 async def test_the_log_in_sql_survives_the_same_crashes(shape: Shape, tmp_path: Path) -> None:
     async def in_sql(world: World) -> EventLog:
         return await open_log(tmp_path / f"{next(numbers)}.db", clock=world.clock)
 
     numbers = itertools.count()
     clean = await play(shape, tmp_path, open_log=in_sql)
-    faults = random.Random(shape.name).sample(list(points(clean)), k=25)
+    faults = random.Random(shape.name).sample(list(points(clean)), k=6)
     for fault in faults:
         report = await play(shape, tmp_path, fault, open_log=in_sql)
         assert report.world.fired == 1
