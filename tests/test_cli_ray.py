@@ -1,0 +1,221 @@
+"""The command line on real clusters: the streams, a ledger outside, and what is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+
+AGENT = """
+import asyncio
+from pathlib import Path
+
+from perdure import Agent, Settled, ToolContext, tool
+
+HERE = Path(__file__).parent
+LEDGER, GATE = HERE / "ledger", HERE / "gate"
+
+
+@tool(effect="non_idempotent", settles_after_s=0)
+def pay(ctx: ToolContext) -> str:
+    with open(LEDGER, "a") as file:
+        file.write(ctx.run_id + "\\n")
+    return "paid"
+
+
+@pay.reconcile
+def paid(ctx: ToolContext) -> Settled:
+    done = LEDGER.exists() and ctx.run_id in LEDGER.read_text().split()
+    return Settled.happened("paid") if done else Settled.did_not_happen()
+
+
+async def ask(request):
+    print("chatter of a model")
+    if request.input == "wait":
+        while not GATE.exists():
+            await asyncio.sleep(0.02)
+    elif request.turn_index == 0:
+        return {"tool_calls": [{"name": "pay"}], "usage": {"input_tokens": 7}}
+    return f"done with {request.input}"
+
+
+agent = Agent(name="payer", model=ask, tools=(pay,))
+"""
+
+
+class Place:
+    """A folder with an agent, a store and a temporary folder of its own, and the commands that are given there."""
+
+    def __init__(self, folder: Path, temporary: str) -> None:
+        self.folder, self.temporary = folder, temporary
+        self.db, self.ledger, self.gate = folder / "runs.db", folder / "ledger", folder / "gate"
+        (folder / "agent.py").write_text(AGENT)
+
+    def start(self, *args: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "perdure", "--db", "runs.db", *args],
+            cwd=self.folder,
+            env=os.environ | {"TMPDIR": self.temporary, "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *args: str) -> tuple[int, str, str]:
+        process = self.start(*args)
+        out, err = process.communicate(timeout=120)
+        return process.returncode, out, err
+
+    def rows(self) -> list[dict[str, Any]]:
+        if not self.db.exists():
+            return []
+        return [json.loads(line) for line in self.run("list", "--json", "--limit", "1000")[1].splitlines()]
+
+    def left(self) -> list[psutil.Process]:
+        """Processes whose command line, or whose folder, names our temporary folder."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if self.temporary in " ".join(process.cmdline()) or process.environ().get("TMPDIR") == self.temporary:
+                    found.append(process)
+        return found
+
+    def clusters(self) -> list[str]:
+        """Folders of clusters in our temporary folder."""
+        return [name for name in os.listdir(self.temporary) if name.startswith(("perdure-ray", "perdure-up"))]
+
+    def entries(self) -> list[str]:
+        return self.ledger.read_text().split() if self.ledger.exists() else []
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    temporary = tempfile.mkdtemp(prefix="p", dir="/tmp")  # short: sockets have short names
+    here = Place(tmp_path, temporary)
+    yield here
+    for process in here.left():
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def until(condition: Callable[[], Any], deadline_s: float = 60.0) -> Any:
+    """The condition's value as soon as it is true."""
+    deadline = time.monotonic() + deadline_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.02)
+    return value
+
+
+def lines_until(process: subprocess.Popen[str], word: str) -> list[str]:
+    """What a process says on stderr, up to the line with this word."""
+    assert process.stderr
+    said = []
+    for line in process.stderr:
+        said.append(line)
+        if word in line:
+            return said
+    raise AssertionError(f"{word!r} was never said: {said}")
+
+
+def test_a_scripted_run_speaks_only_json_and_leaves_nothing_behind(place: Place) -> None:
+    turns = [{"tool_calls": [{"name": "pay"}]}, {"text": "bye \x1b[31m", "usage": {"output_tokens": 5}}]
+    (place.folder / "turns.jsonl").write_text("".join(json.dumps(turn) + "\n" for turn in turns))
+    code, out, err = place.run("run", "agent.py:agent", "hello", "--model", "script:turns.jsonl", "--json")
+    assert code == 0, err
+    told = [json.loads(line) for line in out.splitlines()]
+    run_id = told[0]["run_id"]
+    assert err == f"run {run_id}\n"
+    assert [event["seq"] for event in told[:-1]] == list(range(1, len(told)))
+    assert (told[-1]["type"], told[-1]["output"]) == ("outcome", "bye \x1b[31m")
+    assert place.entries() == [run_id]
+    assert not place.left() and not place.clusters()
+
+
+def test_a_batch_whose_driver_is_killed_is_finished_by_the_same_command(place: Place) -> None:
+    data = place.folder / "data.jsonl"
+    data.write_text("".join(json.dumps({"id": n, "input": f"q{n}"}) + "\n" for n in range(20)))
+    command = "batch", "agent.py:agent", "data.jsonl", "--actors", "2", "--output", "out.jsonl"
+    first = place.start(*command)
+    until(lambda: len(place.entries()) >= 6)
+    os.kill(first.pid, signal.SIGKILL)
+    first.communicate()
+    assert len(place.entries()) < 20, "the driver was killed too late to prove anything"
+
+    code, out, err = place.run(*command)
+    assert code == 0, err
+    assert out.startswith("20 completed; ") and "20/20: 20 completed" in err
+    assert "Traceback" not in err and "chatter" not in out + err and "raylet" not in out + err
+    assert Counter(place.entries()).most_common(1)[0][1] == 1, "a sample was paid twice"
+    results = [json.loads(line) for line in (place.folder / "out.jsonl").read_text().splitlines()]
+    assert [result["id"] for result in results] == [str(n) for n in range(20)]
+    assert [result["output"] for result in results] == [f"done with q{n}" for n in range(20)]
+    assert {result["run_id"] for result in results} == set(place.entries())
+
+    code, out, err = place.run(*command, "--json")
+    assert (code, len(out.splitlines())) == (0, 20)
+    assert "20 samples, 20 done" in err
+    assert len(place.entries()) == 20
+
+
+def test_ctrl_c_keeps_a_run_resumable_and_resume_finishes_it(place: Place) -> None:
+    process = place.start("run", "agent.py:agent", "wait")
+    run_id = lines_until(process, "turn_started")[0].split()[1]
+    began = time.monotonic()
+    os.kill(process.pid, signal.SIGINT)
+    (*_, told) = lines_until(process, "resumable")
+    said_after = time.monotonic() - began
+    assert f"perdure --db runs.db resume {run_id[:12]}" in told.replace("resumable: perdure --db", "perdure --db")
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert said_after < 1.0 and time.monotonic() - began < 8.0
+    assert (out, err) == ("", "")
+    assert not place.left() and not place.clusters()
+    assert [row["status"] for row in place.rows()] == ["running"]
+
+    place.gate.touch()
+    code, out, err = place.run("resume", run_id[:8])
+    assert (code, out) == (0, "done with wait\n"), err
+    assert "run_created" not in err, "what was told before is not told again"
+    assert not place.left()
+
+
+def test_a_standing_supervisor_serves_commands_until_it_is_taken_down(place: Place) -> None:
+    code, out, err = place.run("up", "--concurrency", "2")
+    assert code == 0 and out.startswith("up at "), err
+    assert err == ""
+    state = json.loads(place.run("status", "--json")[1])
+    assert state["state"] == "up" and len(state["pids"]) >= 2
+    assert "up already" in place.run("up")[2]
+
+    code, out, err = place.run("run", "agent.py:agent", "hello")
+    assert (code, out) == (0, "done with hello\n"), err
+    waiting = place.start("run", "agent.py:agent", "wait")
+    run_id = lines_until(waiting, "turn_started")[0].split()[1]
+    assert "its owner acts on it" in place.run("cancel", run_id)[1]
+    place.gate.touch()
+    out, err = waiting.communicate(timeout=60)
+    assert waiting.returncode == 4, err
+
+    code, out, err = place.run("down")
+    assert code == 0 and out.startswith("down"), err
+    assert not place.left() and not place.clusters()
+    assert json.loads(place.run("status", "--json")[1])["state"] == "down"
+    assert not list(place.folder.glob("*.up.*"))
