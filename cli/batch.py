@@ -116,8 +116,7 @@ class _Command:
         """Have the batch done; a fresh connection to read the results from."""
         self._interrupts.say = self._farewell
         size = Size(self._options["actors"], self._options["concurrency"])
-        async with open_door(self._db, self._options["address"], size) as door:
-            self._interrupts.kill = door.kill
+        async with open_door(self._db, self._options["address"], size, self._interrupts.hold) as door:
             with shown(self._terminal, plan.total) as progress:
 
                 def note(counts: Counts) -> None:

@@ -11,19 +11,21 @@ from typing import Any, Final, TypeVar
 
 from click.exceptions import Exit as ClickExit
 
+from ..client.door import Door
 from .exits import Exit
 
 T = TypeVar("T")
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-GRACE_S: Final = 4.0
+GRACE_S: Final = 3.0
 """How long an interrupted command may take to end its processes in good order."""
 
 
 class Interrupts:
     """Runs the work of a command. `say` tells the user how to go on, `kill` ends the command's own processes."""
 
-    def __init__(self) -> None:
+    def __init__(self, grace_s: float = GRACE_S) -> None:
+        self._grace_s = grace_s
         self.say: Callable[[], None] = lambda: None
         self.kill: Callable[[], None] = lambda: None
         self._caught = False
@@ -48,6 +50,10 @@ class Interrupts:
             for number in SIGNALS:
                 loop.remove_signal_handler(number)
 
+    def hold(self, door: Door) -> None:
+        """What is killed by a second interrupt, or when the work does not end in time."""
+        self.kill = door.kill
+
     def _interrupt(self) -> None:
         if self._caught:
             self._leave()
@@ -56,7 +62,7 @@ class Interrupts:
             self.say()
         if self._task:
             self._task.cancel()
-        asyncio.get_running_loop().call_later(GRACE_S, self._leave)
+        asyncio.get_running_loop().call_later(self._grace_s, self._leave)
 
     def _leave(self) -> None:
         try:

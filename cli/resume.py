@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import click
 
-from ..client.door import Door, Size
+from ..client.door import Door, Size, open_door
 from ..client.lease import SUPERVISOR, lease_is_over
 from ..client.outcomes import outcome_of_row
 from ..client.runtime import Outcome, requeue
@@ -33,7 +33,7 @@ from .options import (
     json_option,
 )
 from .progress import Counts, shown
-from .run import stream, tell, watched, working
+from .run import stream, tell, watched
 from .terminal import Terminal
 from .text import line
 
@@ -96,7 +96,7 @@ class _Resume:
     async def _work(self, rows: Sequence[RunRow]) -> list[Outcome]:
         ids = [row.run_id for row in rows]
         size = Size(self._options["actors"], self._options["concurrency"])
-        async with working(self._db, self._options["address"], self._terminal, self._interrupts, size) as door:
+        async with open_door(self._db, self._options["address"], size, self._interrupts.hold) as door:
             ended = [row.run_id for row in rows if row.status.is_terminal]
             for run_id in ended:
                 await requeue(door.log, run_id, "cli")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -13,7 +12,7 @@ import click
 from pydantic import JsonValue
 
 from ..batch.values import parse, plain
-from ..client.door import Door, Size, open_door
+from ..client.door import Door, open_door
 from ..client.outcomes import outcome_of
 from ..client.runtime import Outcome, Request, check_agent, create, follow
 from ..store.errors import UsageError
@@ -93,7 +92,7 @@ async def _run(db: str, command: Create, address: str | None, as_json: bool) -> 
     resume = f"perdure {at_store(db)}resume {command.run_id[:12]}"
 
     async def work() -> Outcome:
-        async with working(db, address, terminal, interrupts) as door:
+        async with open_door(db, address, at_hand=interrupts.hold) as door:
             await door.create([command])
             interrupts.say = lambda: terminal.say(f"\ninterrupted; the run stays resumable: {resume}")
             terminal.say(f"run {command.run_id}")
@@ -129,16 +128,6 @@ def tell(outcome: Outcome, terminal: Terminal, as_json: bool, alone: bool = True
     else:
         why = ": ".join(part for part in (outcome.error, outcome.message) if part)
         terminal.say(f"run {outcome.run_id} {outcome.status}{f' ({line(why, None)})' if why else ''}")
-
-
-@contextlib.asynccontextmanager
-async def working(
-    db: str, address: str | None, terminal: Terminal, interrupts: Interrupts, size: Size | None = None
-) -> AsyncIterator[Door]:
-    """A door to the store that an interrupt can close."""
-    async with open_door(db, address, size or Size()) as door:
-        interrupts.kill = door.kill
-        yield door
 
 
 async def watched(door: Door, work: Coroutine[Any, Any, None]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -24,6 +24,9 @@ from .read import open_reader
 from .terminal import Terminal
 from .text import clock, json_line
 
+UP_GRACE_S: Final = 15.0
+"""How long an interrupted `up` may take to end what it has started."""
+
 
 @click.command("up")
 @concurrency_option
@@ -38,7 +41,7 @@ async def go_up(db: str, **options: Any) -> None:
     It works on this store until `perdure down`: it goes on with what was interrupted, and run, batch and resume hand
     their work to it. Its processes have the environment of this command. With --address it lives on that Ray cluster.
     """
-    terminal, interrupts = Terminal(), Interrupts()
+    terminal, interrupts = Terminal(), Interrupts(UP_GRACE_S)
     interrupts.say = lambda: terminal.say("\ninterrupted; ending what was started")
     with terminal.alone():
         standing = await interrupts.run(up(db, **options))

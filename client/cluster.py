@@ -109,9 +109,15 @@ class Cluster:
         """End a local cluster's processes without a farewell; one that was joined is left alone."""
         if not self._folder:
             return
-        for process in psutil.Process().children(recursive=True):
+        for process in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                if process.name() == "raylet":
+                    process.suspend()  # so that it starts no more workers
+        every = psutil.Process().children(recursive=True)
+        for process in every:
             with contextlib.suppress(psutil.Error):
                 process.kill()
+        psutil.wait_procs(every, timeout=1.0)
         self._clean()
 
     def _clean(self) -> None:

@@ -7,7 +7,7 @@ works the same way through either.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,19 +74,29 @@ class StandingDoor:
 
 
 @contextlib.asynccontextmanager
-async def open_door(db: str, address: str | None = None, size: Size = Size()) -> AsyncIterator[Door]:
+async def open_door(
+    db: str,
+    address: str | None = None,
+    size: Size = Size(),
+    at_hand: Callable[[Door], None] = lambda door: None,
+) -> AsyncIterator[Door]:
     """Whoever works on the store: the standing supervisor, else a Runtime until the block ends.
 
-    Raises UsageError or LeaseHeld before any process is started.
+    `at_hand` gets the door before anything is started, so that what is being started can be killed. Raises
+    UsageError or LeaseHeld before any process is started.
     """
     event_log = await open_log(db)
     try:
         standing = find_standing(db)
         if standing and await standing.works(event_log):
-            yield StandingDoor(event_log, standing)
+            door = StandingDoor(event_log, standing)
+            at_hand(door)
+            yield door
             return
         await wait_for_lease(event_log)
     finally:
         await event_log.close()
-    async with Runtime(db, address=address, actors=size.actors, concurrency=size.concurrency) as runtime:
+    runtime = Runtime(db, address=address, actors=size.actors, concurrency=size.concurrency)
+    at_hand(runtime)
+    async with runtime:
         yield runtime
