@@ -75,7 +75,7 @@ class Cluster:
         import ray
 
         if early:  # it has read another environment: have it read this one
-            ray._raylet.Config.initialize("")
+            ray._raylet.Config.initialize("")  # type: ignore[attr-defined]
 
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
         if self.address is None:
