@@ -230,7 +230,13 @@ class Supervision:
 
     def _watch(self, row: RunRow, events: tuple[Stored, ...], member: Member | None = None) -> None:
         self._ends.pop(row.run_id, None)
-        self._runs[row.run_id] = asyncio.create_task(self._see_through(row, events, member))
+        task = self._runs[row.run_id] = asyncio.create_task(self._see_through(row, events, member))
+        task.add_done_callback(lambda _: self._unwatch(row.run_id, task))
+
+    def _unwatch(self, run_id: str, task: asyncio.Task[None]) -> None:
+        """A run whose watch ended is nobody's, unless it was bound anew; the sweep claims it if it is live."""
+        if self._runs.get(run_id) is task:
+            del self._runs[run_id]
 
     async def _see_through(self, row: RunRow, events: tuple[Stored, ...], member: Member | None) -> None:
         """Give a claimed run to an actor and wait for its end; when the actor dies, have the run respawned."""
@@ -252,9 +258,8 @@ class Supervision:
             return
         except Exception:
             log.exception("run %s: its owner could not be watched", run_id)
-            self._runs.pop(run_id, None)
             return
-        self._runs.pop(run_id, None)
+        self._unwatch(run_id, self._runs[run_id])
         if ended.outcome != "lost":
             self._note_end(ended)
         if self._backlog:
@@ -273,14 +278,9 @@ class Supervision:
         if death.companions > 1 and death.reason != "node_lost":
             self._shared_deaths[run_id] = self._shared_deaths.get(run_id, 0) + 1
         charged = death.companions == 1 and death.reason != "node_lost"
-        try:
-            row = await self._log.run(run_id)
-            if row and row.status in LIVE:
-                await self._respawn([row], death.reason, charged)
-        finally:
-            if self._runs.get(run_id) is asyncio.current_task():  # not bound anew
-                del self._runs[run_id]
-                self._news.set()
+        row = await self._log.run(run_id)
+        if row and row.status in LIVE:
+            await self._respawn([row], death.reason, charged)
 
     def _note_end(self, ended: Ended) -> None:
         self._shared_deaths.pop(ended.run_id, None)

@@ -58,13 +58,13 @@ class Member:
         answer = self._courier.ask(start)
         both: set[asyncio.Future[Any]] = {answer, self.verdict}
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if answer.done() and not answer.exception():
-            ended: Ended = answer.result()
-            return ended
         if not self.verdict.done():
             error = answer.exception()
+            if error is None:
+                ended: Ended = answer.result()
+                return ended
             if not isinstance(error, RayError):
-                raise error or RuntimeError("a future without a result")
+                raise error
             self.pass_verdict("node_lost" if await self.node_is_gone() else "respawn")
         raise self.verdict.result()
 

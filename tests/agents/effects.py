@@ -1,0 +1,105 @@
+"""An agent that does what its input says, with tools of every class that leave their marks outside the product.
+
+Input: {"turns": [[{"name": TOOL, "arguments": {"do": WHAT}}, ...], ...]}; one inner list per turn, then a final
+text. The run's metadata names the folder (`dir`) of the ledger and of the files that tools wait for.
+
+WHAT, step by step with commas: `act` writes the effect to the ledger; `wait` until the file `go` is in the folder;
+`exit` calls os._exit(3); `sysexit` raises SystemExit; `kill` sends SIGKILL to itself; `raise` fails; `first-...`
+does the step in the first attempt only.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from perdure import Agent, Limits, ModelRequest, Settled, ToolContext, tool
+
+
+def note(ctx: ToolContext, kind: str) -> None:
+    """One line in the ledger: kind, run, call, attempt, key, pid, time."""
+    fields = (kind, ctx.run_id, ctx.tool_call_id, ctx.attempt, ctx.idempotency_key, os.getpid(), time.time())
+    line = ",".join(map(str, fields)) + "\n"
+    file = os.open(Path(str(ctx.metadata["dir"]), "ledger"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.write(file, line.encode())
+    os.close(file)
+
+
+def step(ctx: ToolContext, what: str) -> None:
+    """One step of a tool."""
+    if what.startswith("first-"):
+        if ctx.attempt > 1:
+            return
+        what = what.removeprefix("first-")
+    match what:
+        case "act":
+            note(ctx, "effect")
+        case "wait":
+            while not Path(str(ctx.metadata["dir"]), "go").exists():
+                time.sleep(0.01)
+        case "exit":
+            os._exit(3)
+        case "sysexit":
+            sys.exit(4)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "raise":
+            raise ValueError("as it was told")
+        case _:
+            raise ValueError(f"unknown step {what!r}")
+
+
+def carry_out(ctx: ToolContext, do: str) -> str:
+    note(ctx, "begin")
+    for what in do.split(","):
+        step(ctx, what)
+    return f"done in attempt {ctx.attempt}"
+
+
+@tool(effect="read_only", num_cpus=0.2)
+def read(ctx: ToolContext, do: str) -> str:
+    return carry_out(ctx, do)
+
+
+@tool(effect="idempotent_write", num_cpus=0.2)
+def put(ctx: ToolContext, do: str) -> str:
+    return carry_out(ctx, do)
+
+
+@tool(effect="non_idempotent", settles_after_s=0, num_cpus=0.2)
+def send(ctx: ToolContext, do: str) -> str:
+    return carry_out(ctx, do)
+
+
+@send.reconcile
+def sent(ctx: ToolContext, do: str) -> Settled:
+    note(ctx, "probe")
+    lines = Path(str(ctx.metadata["dir"]), "ledger").read_text().splitlines()
+    if any(line.startswith("effect,") and ctx.idempotency_key in line for line in lines):
+        return Settled.happened("found in the ledger")
+    return Settled.did_not_happen()
+
+
+@tool(effect="non_idempotent", settles_after_s=0, num_cpus=0.2)
+def blind(ctx: ToolContext, do: str) -> str:
+    """Like send, but nobody can tell whether it happened."""
+    return carry_out(ctx, do)
+
+
+def model(request: ModelRequest) -> dict[str, Any]:
+    turns: list[Any] = request.input["turns"]  # type: ignore[index, call-overload, assignment]
+    if request.turn_index < len(turns):
+        asked = turns[request.turn_index]
+        if asked == "die":
+            os._exit(7)
+        if asked == "hang":
+            time.sleep(3600)
+        return {"tool_calls": asked}
+    return {"text": "all done"}
+
+
+agent = Agent(name="effects", model=model, tools=(read, put, send, blind), limits=Limits(max_turns=20))

@@ -1,0 +1,176 @@
+"""kill -9 and freezing of each kind of process, on real Ray; effects are counted in a ledger outside."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from perdure import Runtime
+
+from .ray_kit import Bench, kill, quick
+
+pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def bench(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
+    folder: Path = tmp_path_factory.mktemp("faults")
+    async with quick(Runtime(folder / "runs.db", actors=3, concurrency=6)) as runtime:
+        yield Bench(runtime, folder)
+
+
+async def test_a_run_of_all_classes_completes_and_acts_once_each(bench: Bench) -> None:
+    case = await bench.start([("read", "act"), ("put", "act"), ("send", "act")], [("send", "act")])
+    outcome = await case.outcome()
+    assert (outcome.status, outcome.output) == ("completed", "all done")
+    assert len(case.ledger()) == 4
+    assert len({line.key for line in case.ledger()}) == 4
+    await case.check_log()
+
+
+async def test_tools_outlive_their_run_actor_and_are_adopted(bench: Bench) -> None:
+    case = await bench.start([("send", "wait,act"), ("put", "wait,act")])
+    await case.begun(2)
+    pid, _ = await bench.holder(case.run.run_id)
+    kill(pid)
+    other, _ = await bench.holder(case.run.run_id)
+    assert other != pid
+    case.go()
+    assert (await case.outcome()).status == "completed"
+    assert len(case.ledger("begin")) == len(case.ledger()) == 2
+    assert "tool_call_retried" not in await case.kinds()
+    await case.check_log()
+
+
+@pytest.mark.parametrize("death", ["first-kill", "first-exit", "first-sysexit"])
+@pytest.mark.parametrize("tool", ["read", "put"])
+async def test_a_repeatable_call_whose_process_dies_is_dispatched_again_with_its_key(
+    bench: Bench, tool: str, death: str
+) -> None:
+    case = await bench.start([(tool, f"{death},act")])
+    assert (await case.outcome()).status == "completed"
+    begun = case.ledger("begin")
+    assert [line.attempt for line in begun] == [1, 2]
+    assert len({line.key for line in begun}) == 1
+    assert [line.attempt for line in case.ledger()] == [2]
+
+
+async def test_a_call_that_kills_its_process_every_time_is_an_error_result_after_its_attempts(bench: Bench) -> None:
+    case = await bench.start([("read", "kill")])
+    assert (await case.outcome()).status == "completed"
+    (result,) = await case.results()
+    assert result.is_error
+    assert result.source == "crash"
+    assert len(case.ledger("begin")) == 3
+
+
+@pytest.mark.parametrize("death", ["first-kill", "first-exit", "first-sysexit"])
+async def test_an_interrupted_send_that_happened_is_found_and_never_sent_again(bench: Bench, death: str) -> None:
+    case = await bench.start([("send", f"act,{death}")])
+    assert (await case.outcome()).status == "completed"
+    (result,) = await case.results()
+    assert (result.source, result.content) == ("probe", '"found in the ledger"')
+    assert len(case.ledger()) == len(case.ledger("begin")) == 1
+    await case.check_log()
+
+
+async def test_an_interrupted_send_that_did_not_happen_is_sent_by_a_new_attempt(bench: Bench) -> None:
+    case = await bench.start([("send", "first-kill,act")])
+    assert (await case.outcome()).status == "completed"
+    assert [line.attempt for line in case.ledger()] == [2]
+    assert [mark.attempt for mark in await case.marks()] == [1, 2]
+
+
+@pytest.mark.parametrize("death", ["first-kill", "first-exit", "first-sysexit"])
+async def test_a_send_that_nobody_can_tell_about_ends_the_run_as_unsettled(bench: Bench, death: str) -> None:
+    case = await bench.start([("blind", f"act,{death}")])
+    outcome = await case.outcome()
+    assert (outcome.status, outcome.error) == ("failed", "unsettled_effect")
+    assert "t0c0 (blind)" in (outcome.message or "")
+    assert len(case.ledger()) == len(case.ledger("begin")) == 1
+    (again,) = await bench.runtime.resume([case.run.run_id])
+    assert (await again.outcome()).error == "unsettled_effect"
+    assert len(case.ledger()) == len(case.ledger("begin")) == 1
+    await case.check_log()
+
+
+async def test_a_journal_killed_in_mid_send_settles_the_call_by_its_probe(bench: Bench) -> None:
+    case = await bench.start([("send", "act,wait")])
+    await case.acted()
+    old = await bench.lease("journal")
+    kill(old.pid)
+    await bench.replaced(old)
+    assert (await case.outcome()).status == "completed"
+    assert len(case.ledger()) == 1
+    assert (await case.results())[0].source == "probe"
+    await case.check_log()
+
+
+async def test_a_supervisor_killed_in_mid_run_disturbs_nobody(bench: Bench) -> None:
+    case = await bench.start([("put", "wait,act")], [("send", "act")])
+    await case.begun()
+    old = await bench.lease("supervisor")
+    kill(old.pid)
+    await bench.replaced(old)
+    case.go()
+    assert (await case.outcome()).status == "completed"
+    assert len(case.ledger()) == 2
+    assert (await case.kinds()).count("run_claimed") == 1
+
+
+async def test_a_frozen_run_actor_is_replaced_and_what_it_wakes_up_to_is_not_its_own(bench: Bench) -> None:
+    case = await bench.start([("send", "wait,act")], [("send", "act")])
+    await case.begun()
+    pid, _ = await bench.holder(case.run.run_id)
+    os.kill(pid, signal.SIGSTOP)
+    other, _ = await bench.holder(case.run.run_id)
+    assert other != pid
+    case.go()
+    assert (await case.outcome()).status == "completed"
+    assert len(case.ledger()) == 2
+    claims = [stored.event for stored in await case.events() if stored.event.type == "run_claimed"]
+    assert [claim.reason for claim in claims] == ["start", "hung"]
+    await case.check_log()
+
+
+async def test_a_frozen_journal_is_killed_and_the_runs_go_on(bench: Bench) -> None:
+    case = await bench.start([("send", "act,wait")], [("put", "act")])
+    await case.acted()
+    old = await bench.lease("journal")
+    os.kill(old.pid, signal.SIGSTOP)
+    await bench.replaced(old)
+    case.go()
+    assert (await case.outcome()).status == "completed"
+    assert len(case.ledger()) == 2
+    await case.check_log()
+
+
+async def test_a_run_that_kills_its_actor_ends_as_crash_loop_and_the_others_complete(bench: Bench) -> None:
+    fatal = await bench.start("die")
+    others = [await bench.start([("put", "act")]) for _ in range(4)]
+    assert [(await case.outcome()).status for case in others] == ["completed"] * 4
+    outcome = await fatal.outcome()
+    assert (outcome.status, outcome.error) == ("failed", "crash_loop")
+    claims = [stored.event for stored in await fatal.events() if stored.event.type == "run_claimed"]
+    assert sum(claim.charged for claim in claims) == bench.runtime.settings.respawns_max
+
+
+async def test_a_send_longer_than_every_lease_is_dispatched_once(bench: Bench) -> None:
+    case = await bench.start([("send", "wait,act")])
+    await case.begun()
+    first = await bench.lease("supervisor")
+
+    async def renewed() -> bool:
+        return (await bench.lease("supervisor")).expires_at > first.expires_at + 2 * bench.runtime.settings.lease_s
+
+    from .ray_kit import until
+
+    await until(renewed, "two lease periods")
+    case.go()
+    assert (await case.outcome()).status == "completed"
+    assert len(case.ledger("begin")) == len(case.ledger()) == 1
