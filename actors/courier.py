@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 Numbered = tuple[int, Any]
 POLL_S = 10.0
 """How long a desk keeps a poll waiting before it answers empty."""
+POLLS_MAX = 64
+"""How many calls of one client may wait at a desk; each costs the desk's process some 50 kB."""
 CALL_TIMEOUT_S = 30.0
 """How long a courier waits for one call; a frozen process looks like a slow one for ever."""
 
@@ -43,8 +46,23 @@ class _Client:
         self.ready: dict[int, Any] = {}
         """Answers that the client has not confirmed."""
         self.outbox: list[int] = []
-        self.news = asyncio.Event()
-        self.turn = 0
+        self.polls: deque[asyncio.Future[bool]] = deque()
+        """Calls that wait for an answer, the oldest first; True: there may be one, False: return without."""
+
+    def wake(self) -> None:
+        """There is an answer: the oldest poll takes it, with all others that are there by then."""
+        while self.polls:
+            poll = self.polls.popleft()
+            if not poll.done():
+                poll.set_result(True)
+                return
+
+    def release(self, most: int) -> None:
+        """Have the oldest polls return without answers until at most that many wait."""
+        while len(self.polls) > most:
+            poll = self.polls.popleft()
+            if not poll.done():
+                poll.set_result(False)
 
 
 class Desk:
@@ -58,33 +76,41 @@ class Desk:
     async def exchange(
         self, client: str, incarnation: str | None, requests: Sequence[Numbered], done: Sequence[int]
     ) -> Reply:
-        """Take requests, return what is answered; waits for the first answer or a newer poll of the client."""
+        """Take requests, return what is answered; waits for the first answer.
+
+        A request that comes again means that the client has given up an earlier call, and nobody may hear what that
+        one returns: so the polls before this one take no answers any more.
+        """
         if incarnation is not None and incarnation != self.incarnation:
             return Reply(self.incarnation)
         state = self._clients.setdefault(client, _Client())
         for number in done:
             state.ready.pop(number, None)
         for number, payload in requests:
-            if number in state.ready:
-                state.outbox.append(number)
-            elif number not in state.running:
+            if number in state.ready or number in state.running:
+                state.release(0)
+                state.outbox += [number] if number in state.ready else []
+            else:
                 state.running[number] = asyncio.create_task(self._work(state, number, payload))
-        state.turn += 1
-        mine = state.turn
-        state.news.set()  # releases the poll before this one
-        await asyncio.sleep(0)
-        if not state.outbox and state.turn == mine:
-            state.news.clear()
-            try:
-                async with asyncio.timeout(self._poll_s):
-                    await state.news.wait()
-            except TimeoutError:
-                state.outbox = list(state.ready)  # unconfirmed for so long: the reply that had it was lost
-        if state.turn != mine:
-            return Reply(self.incarnation)  # perhaps nobody hears this one any more: the newest takes the answers
+        state.release(POLLS_MAX - 1)
+        if not await self._answers_come(state):
+            return Reply(self.incarnation)
         answers = [(number, state.ready[number]) for number in state.outbox if number in state.ready]
         state.outbox.clear()
         return Reply(self.incarnation, answers)
+
+    async def _answers_come(self, state: _Client) -> bool:
+        """Wait until the outbox holds something; False when this poll is to return without."""
+        try:
+            async with asyncio.timeout(self._poll_s):
+                while not state.outbox:
+                    poll: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+                    state.polls.append(poll)
+                    if not await poll:
+                        return False
+        except TimeoutError:
+            state.outbox = list(state.ready)  # unconfirmed for so long: the reply that had it was lost
+        return True
 
     async def _work(self, state: _Client, number: int, payload: Any) -> None:
         try:
@@ -97,7 +123,7 @@ class Desk:
         state.ready[number] = answer
         del state.running[number]
         state.outbox.append(number)
-        state.news.set()
+        state.wake()
 
     def forget(self, client: str) -> None:
         """Drop a client that will not come back."""
