@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -38,6 +39,8 @@ CLUSTER_ENV = {
 }
 """Environment of the clusters that we start, where the user has not set it."""
 OBJECT_STORE_BYTES = 100 * 2**20
+REACH_S = 5.0
+"""How long a cluster's address may take to accept a connection."""
 
 
 def prepare_environment() -> None:
@@ -70,6 +73,8 @@ class Cluster:
 
     def start(self) -> Any:
         """Connect, and return the ray module. Raises UsageError when no cluster answers at the address."""
+        if self.address is not None:
+            check_reachable(self.address)
         early = "ray" in sys.modules
         prepare_environment()
         import ray
@@ -124,6 +129,19 @@ class Cluster:
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+
+def check_reachable(address: str) -> None:
+    """Raises UsageError when nothing listens at an address; Ray itself would go on asking for many minutes."""
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    if address in ("auto", "local"):
+        raise UsageError(f"--address {address}: name the cluster's HOST:PORT")
+    if not (host and colon and port.isdecimal() and int(port) < 2**16):
+        raise UsageError(f"no Ray cluster can be at {address!r}: write it as HOST:PORT")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
+    except OSError as error:
+        raise UsageError(f"no Ray cluster answers at {address}: {error.strerror or error}") from error
 
 
 def remove_actors(namespace: str) -> None:
