@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sqlite3
 import subprocess
 import sys
@@ -17,9 +18,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from perdure import UsageError
 from perdure.batch.plan import run_id
 from perdure.cli.app import root
-from perdure.client.cluster import Cluster
+from perdure.client.cluster import Cluster, check_reachable
 from perdure.client.runtime import Request, check_agent
 from perdure.client.runtime import create as create_run
 from perdure.store.events import AgentRef, RunCreated, TurnStarted
@@ -283,6 +285,12 @@ def test_a_second_supervisor_is_refused_before_a_cluster_starts(tmp_path: Path, 
         done.set()
         holder.join()
     assert json.loads(perdure("status", "--json", "--db", db).stdout)["runs"] == {}
+
+
+@pytest.mark.parametrize("address", ["auto", "somewhere", "host:port", "127.0.0.1:99999", "127.0.0.1:1"])
+def test_an_address_where_no_cluster_is_is_told_at_once(address: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(address)):
+        check_reachable(address)
 
 
 # -- decisions ----------------------------------------------------------------------------------------------
