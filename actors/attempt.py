@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from ..store.errors import PerdureError
 from ..store.events import AgentRef, Effect, ToolCallStarted
-from .kernel import AttemptLock, Deadline, boot_id, process_started, runtime_folder
+from .kernel import AttemptLock, Deadline, boot_id, own_start, runtime_folder
 from .loading import loaded
 from .results import NoJsonForm, error_text, plain_error, result_text, valid_text
 from .tools import Settled, Tool, ToolContext
@@ -139,7 +139,7 @@ def _marked(work: Work, call: Callable[[], Any], begin: Begin, node: str) -> Out
             node=node,
             boot_id=boot_id(),
             pid=os.getpid(),
-            pid_started=process_started(os.getpid()),
+            pid_started=own_start(),
             lock=str(lock.path),
             hold_s=work.timeout_s + GRACE_S,
         )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import functools
 import os
 import signal
 import sys
@@ -25,6 +26,7 @@ from pathlib import Path
 import psutil
 
 
+@functools.cache
 def boot_id() -> str:
     """Names this boot of this machine."""
     path = Path("/proc/sys/kernel/random/boot_id")
@@ -59,6 +61,13 @@ def kill_process(pid: int, started: float, timeout_s: float = 5.0) -> bool:
     return process_started(pid) != started
 
 
+@functools.cache
+def own_start() -> float:
+    """When this process started, as `process_started` says it."""
+    return process_started(os.getpid())
+
+
+@functools.cache
 def runtime_folder(name: str) -> Path:
     """A private folder for this user's lock files of one store."""
     folder = Path(tempfile.gettempdir()) / f"perdure-{os.getuid()}" / name
@@ -139,6 +148,11 @@ def _holders(path: str) -> list[psutil.Process]:
     return found
 
 
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
 class _Sigevent(ctypes.Structure):
     _fields_ = (
         ("value", ctypes.c_void_p),
@@ -166,7 +180,7 @@ class Deadline:
     def __init__(self, after_s: float) -> None:
         self._thread: threading.Timer | None = None
         if sys.platform == "linux":
-            self._libc = ctypes.CDLL(None, use_errno=True)
+            self._libc = _libc()
             self._timer = ctypes.c_void_p()
             event = _Sigevent(signo=signal.SIGKILL, notify=0)
             self._call("timer_create", _CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(self._timer))
