@@ -1,22 +1,15 @@
-"""The supervisor: admits queued runs, binds them to run actors, and respawns what dies.
+"""The supervisor of a store, as a Ray actor: detached, restarted without limit, with all its state in the store.
 
-It holds nothing that the store does not. Admission, recovery after a crash and recovery of its own death are one
-thing: a sweep over the store that claims every run that should be live and has no owner. A wrong verdict of death
-is harmless: the new claim's epoch fences out the old owner's appends, and the start marks fence effects.
-
-`Supervision` is plain asyncio over a `Pool` of run actors; `SupervisorActor` is its body on Ray.
+One supervisor works on a store. A lease row names it, and is checked inside each claim's transaction. What it does
+stands in `actors/supervision.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 from uuid import uuid4
 
 import ray
@@ -25,288 +18,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from .actors.bodies import RESTARTED, JournalActor, own_lease
 from .actors.courier import Desk, Numbered, Reply
 from .actors.kernel import boot_id, kill_process, process_started
-from .actors.pool import Member, MemberDied, Pool
+from .actors.pool import Pool
 from .actors.ray_tasks import JOURNAL
-from .actors.requests import Await, Ended, Launch, Nudge, Settings, Start, Warm
-from .store.errors import CorruptLog, LeaseHeld, PerdureError
-from .store.events import AgentRef, RunCreated, RunFailed, Stored
-from .store.log import Abandon, Accepted, Claim, Clock, Command, Create, EventLog, Lease, RunRow, Verdict
+from .actors.requests import Settings
+from .actors.supervision import Supervision, within
+from .store.errors import LeaseHeld, PerdureError
+from .store.log import Command, EventLog, Lease, Verdict
 from .store.sql import open_log
-from .store.states import LIVE, Status
 
-log = logging.getLogger(__name__)
 SUPERVISOR = "supervisor"
-SWEEP_S = 1.0
-ENDS_KEPT = 10_000
-Reason = Literal["start", "respawn", "hung", "node_lost", "recovery"]
-Commit = Callable[[Sequence[Command]], Awaitable[list[Verdict]]]
-
-SHARED_MAX: tuple[int, ...] = (1_000_000, 64, 8, 1)
-"""How many runs may share an actor with a run that was in 0, 1, 2, 3 or more shared deaths: a run that kills its
-actor is soon alone, and only a death alone is charged."""
-
-
-def restart_allowed(charges: Iterable[float], now: float, most: int, period_s: float) -> bool:
-    """Whether a run may be respawned once more: at most `most` charged respawns within any `period_s`. Pure."""
-    return sum(at > now - period_s for at in charges) < most
-
-
-def companions_max(shared_deaths: int) -> int:
-    """How many runs an actor may hold while it holds a run with that many shared deaths behind it. Pure."""
-    return SHARED_MAX[min(shared_deaths, len(SHARED_MAX) - 1)]
-
-
-class Supervision:
-    """Admission, watching and respawning over one store."""
-
-    def __init__(
-        self,
-        event_log: EventLog,
-        commit: Commit,
-        pool: Pool,
-        settings: Settings,
-        lease: Lease,
-        clock: Clock = time.time,
-    ) -> None:
-        self._log, self._commit, self._pool = event_log, commit, pool
-        self._settings, self._lease, self._clock = settings, lease, clock
-        self._runs: dict[str, asyncio.Task[None]] = {}
-        """The runs that have an owner, or are about to get one."""
-        self._claiming: set[str] = set()
-        self._agents: dict[str, AgentRef] = {}
-        self._shared_deaths: dict[str, int] = {}
-        self._ends: OrderedDict[str, Ended] = OrderedDict()
-        self._waiters: dict[str, asyncio.Future[Ended]] = {}
-        self._news = asyncio.Event()
-        self._backlog = True
-        """The store may hold queued runs that found no slot."""
-
-    # -- what clients ask ---------------------------------------------------------------------------------
-
-    async def serve(self, payload: Any) -> Any:
-        match payload:
-            case Launch():
-                return await self._launch(payload.creates)
-            case Await():
-                return await self._await(payload.run_id)
-            case Warm():
-                self._pool.warm(payload.agent, payload.count)
-                return None
-            case Nudge():
-                for run_id in payload.run_ids:
-                    self._ends.pop(run_id, None)
-                self._backlog = True
-                self._news.set()
-                return None
-            case _:
-                raise PerdureError(f"the supervisor does not know the request {payload!r}")
-
-    async def _launch(self, creates: Sequence[Create]) -> list[Verdict]:
-        """Create runs, and claim at once those that find a slot; nobody overtakes a queued run by this."""
-        room = 0 if self._backlog else self._room()
-        commands: list[Command] = []
-        for number, create in enumerate(creates):
-            commands.append(create)
-            if number < room:
-                commands.append(Claim(create.run_id, uuid4().hex, self._lease.nonce, 0))
-        created: list[Verdict] = []
-        with self._reserved(command.run_id for command in commands if isinstance(command, Claim)):
-            for command, verdict in zip(commands, await self._commit(commands), strict=True):
-                if isinstance(command, Create):
-                    created.append(verdict)
-                elif isinstance(verdict, Accepted) and isinstance(before := created[-1], Accepted):
-                    self._watch(verdict.row, (*before.events, *verdict.events))
-        if room < len(creates):
-            self._backlog = True
-            self._news.set()
-        return created
-
-    def _room(self) -> int:
-        return max(0, self._settings.concurrency - len(self._runs.keys() | self._claiming))
-
-    @contextmanager
-    def _reserved(self, run_ids: Iterable[str]) -> Iterator[None]:
-        """Keep the sweep off runs that are being claimed."""
-        ids = set(run_ids)
-        self._claiming |= ids
-        try:
-            yield
-        finally:
-            self._claiming -= ids
-
-    async def _await(self, run_id: str) -> Ended:
-        if run_id in self._ends:
-            return self._ends[run_id]
-        if run_id not in self._waiters:
-            self._waiters[run_id] = asyncio.get_running_loop().create_future()
-        return await asyncio.shield(self._waiters[run_id])
-
-    # -- the sweep ----------------------------------------------------------------------------------------
-
-    async def run(self) -> None:
-        """Sweep for ever: at once when there is news, else every SWEEP_S. Raises LeaseHeld."""
-        await self._adopt()
-        full = True
-        while True:
-            self._news.clear()
-            try:
-                await self._keep_lease()
-                await self.sweep(full)
-            except LeaseHeld:
-                raise
-            except Exception:
-                log.exception("a sweep failed")
-            full = not await _within(SWEEP_S, self._news.wait())
-
-    async def sweep(self, full: bool = True) -> None:
-        """Fill the free slots. A full sweep first claims what should be live and has no owner."""
-        if full:
-            self._backlog = True
-            await self._answer_waiters()
-            live = await self._log.runs(statuses=sorted(LIVE - {Status.QUEUED}))
-            orphans = [row for row in live if row.run_id not in self._runs and row.run_id not in self._claiming]
-            await self._respawn(orphans, "recovery", charged=False)
-        room = self._room()
-        if self._backlog and room > 0:
-            queued = await self._log.runs(statuses=[Status.QUEUED], oldest_first=True, limit=room)
-            self._backlog = len(queued) == room
-            owned = self._runs.keys() | self._claiming
-            await self._claim([row for row in queued if row.run_id not in owned], "start", charged=False)
-
-    async def _answer_waiters(self) -> None:
-        """Runs that ended by another hand: cancelled while queued, or ended before they were asked for."""
-        ids = [run_id for run_id in self._waiters if run_id not in self._runs]
-        for row in await self._log.runs(ids=ids) if ids else []:
-            if row.status.is_terminal or row.status is Status.AWAITING_APPROVAL:
-                end = (await self._log.read(row.run_id, row.end_seq - 1, 1))[0].event if row.end_seq else None
-                self._note_end(Ended(row.run_id, row.epoch, row.status, "ended" if end else "waits", end))
-
-    async def _keep_lease(self) -> None:
-        now = self._clock()
-        if self._lease.expires_at - now > self._settings.lease_s - SWEEP_S:
-            return
-        renewed = replace(self._lease, expires_at=now + self._settings.lease_s)
-        if not await self._log.take_lease(renewed, self._lease.nonce):
-            raise LeaseHeld("another supervisor has taken over this store; this one ends")
-        self._lease = renewed
-
-    async def _adopt(self) -> None:
-        """After a death of our own: join the drives that living run actors hold."""
-        for member, held in await self._pool.adopt():
-            rows = {row.run_id: row for row in await self._log.runs(ids=[run_id for run_id, _ in held])}
-            for run_id, epoch in held:
-                if (row := rows.get(run_id)) and row.epoch == epoch:
-                    self._watch(row, (), member)
-
-    # -- owners -------------------------------------------------------------------------------------------
-
-    async def _claim(self, rows: Sequence[RunRow], reason: Reason, charged: bool) -> None:
-        if not rows:
-            return
-        claims = [Claim(row.run_id, uuid4().hex, self._lease.nonce, row.epoch, reason, charged) for row in rows]
-        with self._reserved(row.run_id for row in rows):
-            for verdict in await self._commit(claims):
-                if isinstance(verdict, Accepted):
-                    self._watch(verdict.row, ())
-
-    async def _respawn(self, rows: Sequence[RunRow], reason: Reason, charged: bool) -> None:
-        """Claim live runs anew for other actors, or end those that died too often."""
-        now, most, period_s = self._clock(), self._settings.respawns_max, self._settings.respawn_period_s
-        spent = [row for row in rows if charged and not restart_allowed(row.charges, now, most, period_s)]
-        for row in spent:
-            await self._abandon(row)
-        await self._claim([row for row in rows if row not in spent], reason, charged)
-
-    async def _abandon(self, row: RunRow) -> None:
-        most, period_s = self._settings.respawns_max, self._settings.respawn_period_s
-        event = RunFailed(
-            code="crash_loop",
-            message=f"the run's actor died more than {most} times within {period_s:g} s; resume it to try again",
-            phase="supervision",
-        )
-        verdict = (await self._commit([Abandon(row.run_id, self._lease.nonce, row.epoch, event)]))[0]
-        if isinstance(verdict, Accepted):
-            self._note_end(Ended(row.run_id, row.epoch, verdict.row.status, "ended", event))
-
-    def _watch(self, row: RunRow, events: tuple[Stored, ...], member: Member | None = None) -> None:
-        self._ends.pop(row.run_id, None)
-        task = self._runs[row.run_id] = asyncio.create_task(self._see_through(row, events, member))
-        task.add_done_callback(lambda _: self._unwatch(row.run_id, task))
-
-    def _unwatch(self, run_id: str, task: asyncio.Task[None]) -> None:
-        """A run whose watch ended is nobody's, unless it was bound anew; the sweep claims it if it is live."""
-        if self._runs.get(run_id) is task:
-            del self._runs[run_id]
-
-    async def _see_through(self, row: RunRow, events: tuple[Stored, ...], member: Member | None) -> None:
-        """Give a claimed run to an actor and wait for its end; when the actor dies, have the run respawned."""
-        run_id = row.run_id
-        try:
-            if member is None:
-                agent = await self._agent(row, events)
-                member = await self._pool.take(run_id, agent, companions_max(self._shared_deaths.get(run_id, 0)))
-            else:
-                self._pool.join(member, run_id)
-            try:
-                ended = await member.ask(Start(run_id, row.epoch, events))
-            finally:
-                self._pool.leave(member, run_id)
-        except MemberDied as death:
-            await self._died(run_id, death)
-            if member:
-                await self._pool.bury(member)
-            return
-        except Exception:
-            log.exception("run %s: its owner could not be watched", run_id)
-            return
-        self._unwatch(run_id, self._runs[run_id])
-        if ended.outcome != "lost":
-            self._note_end(ended)
-        if self._backlog:
-            self._news.set()
-
-    async def _agent(self, row: RunRow, events: tuple[Stored, ...]) -> AgentRef:
-        """Where the run's code is, once per digest."""
-        if row.digest not in self._agents:
-            first = (events or await self._log.read(row.run_id, 0, 1))[0].event
-            if not isinstance(first, RunCreated):
-                raise CorruptLog(f"the log of run {row.run_id} does not begin with run_created")
-            self._agents[row.digest] = first.agent
-        return self._agents[row.digest]
-
-    async def _died(self, run_id: str, death: MemberDied) -> None:
-        if death.companions > 1 and death.reason != "node_lost":
-            self._shared_deaths[run_id] = self._shared_deaths.get(run_id, 0) + 1
-        charged = death.companions == 1 and death.reason != "node_lost"
-        row = await self._log.run(run_id)
-        if row and row.status in LIVE:
-            await self._respawn([row], death.reason, charged)
-
-    def _note_end(self, ended: Ended) -> None:
-        self._shared_deaths.pop(ended.run_id, None)
-        self._ends[ended.run_id] = ended
-        while len(self._ends) > ENDS_KEPT:
-            self._ends.popitem(last=False)
-        if waiter := self._waiters.pop(ended.run_id, None):
-            waiter.set_result(ended)
-
-    def status(self) -> dict[str, Any]:
-        """Figures for people."""
-        return {"live": len(self._runs), "concurrency": self._settings.concurrency, **self._pool.status()}
-
-
-async def _within(seconds: float, event: Awaitable[Any]) -> bool:
-    """Whether an awaitable finished in time."""
-    try:
-        async with asyncio.timeout(seconds):
-            await event
-    except TimeoutError:
-        return False
-    return True
-
-
-# -- on Ray -------------------------------------------------------------------------------------------------
-
 ORPHAN_S = 3.0
 """How long processes of a cluster that was killed may still be seen alive."""
 
@@ -393,7 +113,7 @@ class SupervisorActor:
         heard_at = time.monotonic()
         while True:
             await asyncio.sleep(self._settings.ping_s)
-            if await _within(self._settings.ping_s, journal.ping.remote()):
+            if await within(self._settings.ping_s, journal.ping.remote()):
                 heard_at = time.monotonic()
             elif time.monotonic() - heard_at > self._settings.hung_s:
                 lease = await self._event_log.lease(JOURNAL)
