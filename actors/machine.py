@@ -33,7 +33,7 @@ from ..store.events import (
     TurnStarted,
     Usage,
 )
-from ..store.rules import add_usage, closing_results
+from ..store.projections import add_usage, closing_results
 from ..store.states import TERMINAL, TRANSITIONS, Status, status_after
 
 __all__ = ["TRANSITIONS", "Call", "State", "evolve", "fold", "messages", "next_step"]

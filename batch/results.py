@@ -16,7 +16,7 @@ from ..client.runtime import Outcome
 from ..store.errors import UsageError
 from ..store.events import Usage
 from ..store.log import RunRow
-from ..store.rules import add_usage
+from ..store.projections import add_usage
 from ..store.sql import SqlLog
 from ..store.states import Status
 from .dataset import Sample

@@ -7,31 +7,24 @@ compare is what the database holds: nobody's memory is trusted. A refused comman
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, assert_never
+from typing import Any, assert_never
 
 from .errors import IllegalTransition
 from .events import (
     AssistantMessage,
-    CancelRequested,
     Event,
     RunCancelled,
     RunClaimed,
     RunCompleted,
-    RunCreated,
     RunFailed,
     RunRequeued,
     Stored,
     ToolCallRequested,
-    ToolCallRetried,
-    ToolCallStarted,
-    ToolCallUnsettled,
     ToolEvidence,
     ToolResult,
     TurnStarted,
-    Usage,
-    canonical,
 )
 from .log import (
     Abandon,
@@ -54,7 +47,8 @@ from .log import (
     Unsettle,
     Verdict,
 )
-from .states import TERMINAL, Status, status_after
+from .projections import closing_results, fold_call, fold_changes
+from .states import TERMINAL, Status
 
 Key = tuple[str, str]
 _OWNERS_EVENTS = (
@@ -66,45 +60,6 @@ _OWNERS_EVENTS = (
     RunFailed,
     RunCancelled,
 )
-CHARGES_KEPT = 20
-
-
-class OpenCall(Protocol):
-    """What the closing of a call looks at; CallRow has it, and so has the machine's Call."""
-
-    @property
-    def tool_call_id(self) -> str: ...
-    @property
-    def effect(self) -> str: ...
-    @property
-    def attempt(self) -> int: ...
-    @property
-    def started(self) -> bool: ...
-
-
-def closing_text(call: OpenCall) -> str:
-    """What is true of an open call that is closed without a result of its own."""
-    if call.effect == "non_idempotent" and not call.started:
-        return "cancelled: never started"
-    if call.effect == "non_idempotent":
-        return f"cancelled: outcome unknown, attempt {call.attempt} had started and may have taken effect"
-    if call.effect == "idempotent_write":
-        return "cancelled: may have run, its idempotency key is in the log"
-    return "cancelled: not needed any more, may have been read"
-
-
-def closing_results(calls: Iterable[OpenCall]) -> tuple[ToolResult, ...]:
-    """One result for each open call of a run that is cancelled."""
-    return tuple(
-        ToolResult(
-            tool_call_id=call.tool_call_id,
-            attempt=call.attempt,
-            content=canonical(closing_text(call)),
-            is_error=True,
-            source="cancel",
-        )
-        for call in calls
-    )
 
 
 class Book:
@@ -386,7 +341,7 @@ class Book:
                 asked = [call for call in calls.values() if call.unsettled and call.result_seq is None]
                 calls.update((call.tool_call_id, replace(call, unsettled=False)) for call in asked)
                 touched.update((call.tool_call_id, None) for call in asked)
-            _fold(row, changes, event, seq, self.now, open_calls)
+            fold_changes(row, changes, event, seq, self.now, open_calls)
             stored.append(Stored(seq, self.now, changes.get("epoch", row.epoch), event))
         row = replace(row, **changes)
         self.runs[row.run_id] = row
@@ -395,81 +350,3 @@ class Book:
         self.changed_runs.add(row.run_id)
         self.changed_calls.update(((row.run_id, call_id), None) for call_id in touched)
         return Accepted(row, tuple(stored), calls=self._open(row.run_id))
-
-
-def fold_row(row: RunRow, event: Event, seq: int, now: float, open_calls: int) -> RunRow:
-    """The run's projection after an event. Raises IllegalTransition."""
-    changes: dict[str, Any] = {}
-    _fold(row, changes, event, seq, now, open_calls)
-    return replace(row, **changes)
-
-
-def _fold(row: RunRow, changes: dict[str, Any], event: Event, seq: int, now: float, open_calls: int) -> None:
-    """Fold an event into `changes`, the fields that differ from `row` by now: one new row for many events."""
-    if not isinstance(event, RunCreated):
-        changes["status"] = status_after(changes.get("status", row.status), event, open_calls)
-    changes["seq"], changes["updated_at"] = seq, now
-    match event:
-        case RunClaimed():
-            changes |= {"epoch": event.epoch, "claim_id": event.event_id}
-            if event.charged:
-                changes["charges"] = (*changes.get("charges", row.charges), now)[-CHARGES_KEPT:]
-        case AssistantMessage():
-            changes["turns"] = changes.get("turns", row.turns) + 1
-            changes["usage"] = add_usage(changes.get("usage", row.usage), event.usage)
-        case CancelRequested():
-            changes["cancel"] = True
-        case RunCompleted():
-            changes["end_seq"] = seq
-        case RunFailed():
-            changes |= {"end_seq": seq, "error": event.code}
-        case RunCancelled():
-            changes |= {"end_seq": seq, "error": event.reason}
-        case RunRequeued():
-            changes |= {"end_seq": None, "error": None, "cancel": False, "charges": ()}
-
-
-def fold_call(calls: Mapping[str, CallRow], run_id: str, event: Event, seq: int, now: float) -> CallRow | None:
-    """The call's projection after an event; None for an event that is about no call."""
-    match event:
-        case ToolCallRequested():
-            if event.tool_call_id in calls:
-                raise IllegalTransition("requested", event.type, f"call id {event.tool_call_id} is not unique")
-            return CallRow(run_id, event.tool_call_id, event.turn_index, event.name, event.effect)
-        case ToolCallStarted():
-            return replace(
-                calls[event.tool_call_id],
-                started_attempt=event.attempt,
-                nonce=event.nonce,
-                started_at=now,
-                hold_s=event.hold_s,
-                node=event.node,
-                boot_id=event.boot_id,
-                pid=event.pid,
-                pid_started=event.pid_started,
-                lock=event.lock,
-            )
-        case ToolCallRetried():
-            return replace(calls[event.tool_call_id], attempt=event.attempt, unsettled=False)
-        case ToolCallUnsettled():
-            return replace(calls[event.tool_call_id], unsettled=True)
-        case ToolResult():
-            call = calls.get(event.tool_call_id)
-            if call is None or call.result_seq is not None:
-                raise IllegalTransition("closed", event.type, f"call {event.tool_call_id} is not open")
-            return replace(call, result_seq=seq, result_id=event.event_id)
-        case ToolEvidence():
-            call = calls[event.tool_call_id]
-            call = replace(call, evidence_id=event.event_id)
-            return call if event.is_error else replace(call, evidence_seq=seq)
-    return None
-
-
-def add_usage(a: Usage, b: Usage) -> Usage:
-    """The sum of two usages."""
-    return Usage(
-        input_tokens=a.input_tokens + b.input_tokens,
-        output_tokens=a.output_tokens + b.output_tokens,
-        cache_creation_input_tokens=a.cache_creation_input_tokens + b.cache_creation_input_tokens,
-        cache_read_input_tokens=a.cache_read_input_tokens + b.cache_read_input_tokens,
-    )

@@ -17,7 +17,7 @@ from perdure.actors.model import ModelReply, ModelRequest
 from perdure.store.events import AgentRef, RunCreated, Stored
 from perdure.store.log import Accepted, CallRow, Claim, Command, Create, EventLog, Lease, RunRow, Verdict
 from perdure.store.memory import SUPERVISOR
-from perdure.store.rules import fold_call, fold_row
+from perdure.store.projections import fold_call, fold_row
 from perdure.store.states import Status
 
 RUN = "r" * 20

@@ -44,7 +44,7 @@ from perdure.store.log import (
     Verdict,
 )
 from perdure.store.memory import MemoryLog
-from perdure.store.rules import fold_call, fold_row
+from perdure.store.projections import fold_call, fold_row
 from perdure.store.sql import open_log
 from perdure.store.states import Status
 
