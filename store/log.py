@@ -54,6 +54,8 @@ class RunRow:
     claim_id: str = ""
     charges: tuple[float, ...] = ()
     """Times of the claims that count towards the restart limit."""
+    decisions: tuple[str, ...] = ()
+    """Event ids of the newest cancels, requeues and failures: one that is sent again is recognised."""
     error: str | None = None
     """Error code of a failed run, reason of a cancelled one."""
     end_seq: int | None = None
@@ -84,7 +86,8 @@ class CallRow:
     unsettled: bool = False
     result_seq: int | None = None
     result_id: str = ""
-    evidence_id: str = ""
+    evidence_ids: str = ""
+    """Event ids of the evidence, with spaces between."""
     evidence_seq: int | None = None
     """seq of the newest evidence that reports a success."""
 

@@ -34,6 +34,7 @@ from .states import status_after
 
 CHARGES_KEPT = 20
 """How many times of charged claims a run's row keeps."""
+DECISIONS_KEPT = 8
 
 
 class OpenCall(Protocol):
@@ -86,6 +87,8 @@ def fold_changes(row: RunRow, changes: dict[str, Any], event: Event, seq: int, n
     if not isinstance(event, RunCreated):
         changes["status"] = status_after(changes.get("status", row.status), event, open_calls)
     changes["seq"], changes["updated_at"] = seq, now
+    if isinstance(event, CancelRequested | RunRequeued | RunFailed):
+        changes["decisions"] = (*changes.get("decisions", row.decisions), event.event_id)[-DECISIONS_KEPT:]
     match event:
         case RunClaimed():
             changes |= {"epoch": event.epoch, "claim_id": event.event_id}
@@ -137,7 +140,7 @@ def fold_call(calls: Mapping[str, CallRow], run_id: str, event: Event, seq: int,
             return replace(call, result_seq=seq, result_id=event.event_id)
         case ToolEvidence():
             call = calls[event.tool_call_id]
-            call = replace(call, evidence_id=event.event_id)
+            call = replace(call, evidence_ids=f"{call.evidence_ids} {event.event_id}".strip())
             return call if event.is_error else replace(call, evidence_seq=seq)
     return None
 

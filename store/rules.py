@@ -168,6 +168,8 @@ class Book:
 
     def _cancel(self, command: Cancel) -> Accepted:
         row = self._row(command.run_id)
+        if command.event.event_id in row.decisions:
+            return Accepted(row, already=True)
         if row.status in TERMINAL:
             raise Refused("ended", f"run {row.run_id} has already ended as {row.status}")
         if row.cancel:
@@ -180,6 +182,8 @@ class Book:
 
     def _requeue(self, command: Requeue) -> Accepted:
         row = self._row(command.run_id)
+        if command.event.event_id in row.decisions:
+            return Accepted(row, already=True)
         if row.status is Status.COMPLETED:
             raise Refused("ended", f"run {row.run_id} is completed; there is nothing to resume")
         if row.status not in TERMINAL:
@@ -189,6 +193,8 @@ class Book:
     def _abandon(self, command: Abandon) -> Accepted:
         row = self._row(command.run_id)
         self._leased(command.lease)
+        if command.event.event_id in row.decisions:
+            return Accepted(row, already=True)
         if row.status in TERMINAL:
             raise Refused("ended", f"run {row.run_id} has already ended as {row.status}")
         if row.epoch != command.seen_epoch:
@@ -247,7 +253,7 @@ class Book:
     def _result(self, command: Result) -> Accepted:
         event = command.event
         row, call = self._call(command.run_id, event.tool_call_id)
-        if event.event_id in (call.result_id, call.evidence_id):
+        if event.event_id in (call.result_id, *call.evidence_ids.split()):
             return Accepted(row, already=True, calls=self._open(row.run_id))
         success_in_time = not event.is_error and not call.started
         if call.result_seq is not None:

@@ -86,6 +86,7 @@ runs: Final = Table(
     Column("cancel", Boolean, nullable=False),
     _text("claim_id"),
     _text("charges"),
+    _text("decisions"),
     _text("error", nullable=True),
     _number("end_seq", nullable=True),
 )
@@ -114,7 +115,7 @@ calls: Final = Table(
     Column("unsettled", Boolean, nullable=False),
     _number("result_seq", nullable=True),
     _text("result_id"),
-    _text("evidence_id"),
+    _text("evidence_ids"),
     _number("evidence_seq", nullable=True),
     _number("request_seq"),
 )
@@ -141,12 +142,16 @@ _lease_values: Final[Callable[[Lease], tuple[Any, ...]]] = attrgetter(*leases.c.
 
 def run_row(row: Sequence[Any]) -> RunRow:
     """The projection of a run from a row of `runs`."""
-    run_id, status, *plain, cancel, claim_id, charges, error, end_seq = row
+    run_id, status, *plain, cancel, claim_id, charges, decisions, error, end_seq = row
     kept = len(plain) - len(_USAGE)
     usage = Usage(**dict(zip(_USAGE, plain[kept:], strict=True)))
-    times = tuple(json.loads(charges)) if charges != "[]" else ()
-    values: list[Any] = [run_id, Status(status), *plain[:kept], usage, cancel, claim_id, times, error, end_seq]
+    values: list[Any] = [run_id, Status(status), *plain[:kept], usage, cancel, claim_id]
+    values += [_parsed(charges), _parsed(decisions), error, end_seq]
     return RunRow(*values)
+
+
+def _parsed(text: str) -> tuple[Any, ...]:
+    return tuple(json.loads(text)) if text != "[]" else ()
 
 
 def run_values(run: RunRow) -> tuple[Any, ...]:
@@ -168,6 +173,7 @@ def run_values(run: RunRow) -> tuple[Any, ...]:
         run.cancel,
         run.claim_id,
         json.dumps(run.charges) if run.charges else "[]",
+        json.dumps(run.decisions) if run.decisions else "[]",
         run.error,
         run.end_seq,
     )
