@@ -1,21 +1,21 @@
 """Durable LLM agent runs on Ray: event-sourced, supervised, effects exactly accounted for.
 
-The public names. `Runtime` and what belongs to it are loaded on first use, since they bring SQLAlchemy; Ray itself
-is imported only when a cluster is started or joined.
+The public names, each loaded on first use: a command that only reads needs no agent, an agent's file no SQLAlchemy.
+Ray itself is imported only when a cluster is started or joined.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .actors.agent import Agent, Limits
-from .actors.model import ModelReply, ModelRequest, ToolUse
-from .actors.tools import Settled, Tool, ToolContext, tool
-from .store.errors import PerdureError, UsageError
-from .store.events import Usage
-
 if TYPE_CHECKING:
-    from .client.runtime import Outcome, Run, Runtime
+    from .actors.agent import Agent, Limits
+    from .actors.model import ModelReply, ModelRequest, ToolUse
+    from .actors.tools import Settled, Tool, ToolContext, tool
+    from .client.runtime import Outcome, Run, Runtime, run
+    from .store.errors import PerdureError, UsageError
+    from .store.events import Usage
 
 __version__ = "0.1.0"
 __all__ = [
@@ -33,13 +33,21 @@ __all__ = [
     "ToolUse",
     "Usage",
     "UsageError",
+    "run",
     "tool",
 ]
+_HOMES = {
+    "actors.agent": ("Agent", "Limits"),
+    "actors.model": ("ModelReply", "ModelRequest", "ToolUse"),
+    "actors.tools": ("Settled", "Tool", "ToolContext", "tool"),
+    "client.runtime": ("Outcome", "Run", "Runtime", "run"),
+    "store.errors": ("PerdureError", "UsageError"),
+    "store.events": ("Usage",),
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Outcome", "Run", "Runtime"):
-        from .client import runtime
-
-        return getattr(runtime, name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return globals().setdefault(name, getattr(import_module(f".{home}", __name__), name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -71,7 +71,10 @@ class Journal:
         run.epoch = ask.epoch
         if done.calls and not done.row.cancel:
             await self._see_through(run, ask, done)
-        return Executed(await self._since(ask.run_id, run, ask.expected_seq))
+        events = await self._since(ask.run_id, run, ask.expected_seq)
+        if not run.calls and self._runs.get(ask.run_id) is run:
+            del self._runs[ask.run_id]  # nothing of it runs here: the next execute brings what is to be known
+        return Executed(events)
 
     async def _see_through(self, run: _Followed, ask: Execute, done: Accepted) -> None:
         asked = (*ask.known, *(event for event in ask.events if isinstance(event, ToolCallRequested)))

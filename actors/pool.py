@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -43,8 +44,8 @@ class MemberDied(Exception):
 class Member:
     """One run actor."""
 
-    def __init__(self, name: str, handle: Any, digest: str) -> None:
-        self.name, self.handle, self.digest = name, handle, digest
+    def __init__(self, name: str, handle: Any, digest: str, node: str = "") -> None:
+        self.name, self.handle, self.digest, self.node = name, handle, digest, node
         self.runs: dict[str, int] = {}
         """Run ids, each with the number of runs that it may share an actor with."""
         self.identity: Identity | None = None
@@ -67,6 +68,11 @@ class Member:
                 raise error
             self.pass_verdict("node_lost" if await self.node_is_gone() else "respawn")
         raise self.verdict.result()
+
+    async def meet(self) -> None:
+        """Learn who the actor is, as soon as it has started."""
+        self.identity = await self.handle.ping.remote()
+        self.node = self.identity[3]
 
     async def node_is_gone(self) -> bool:
         """Whether the actor's node is known and lost: its runs are not to blame then."""
@@ -99,19 +105,28 @@ class Pool:
         self._settings = settings
         self._members: dict[str, Member] = {}
         self._changed = asyncio.Event()
+        self._meetings: set[asyncio.Task[None]] = set()
         self._boot = boot_id()
         self._dead = 0
 
     # -- runs ---------------------------------------------------------------------------------------------
 
-    async def take(self, run_id: str, agent: AgentRef, companions_max: int) -> Member:
-        """An actor for a run, with the run on it: an idle one, a new one, or the least loaded; waits for room."""
+    async def take(self, run_id: str, agent: AgentRef, companions_max: int, urgent: bool = False) -> Member:
+        """An actor for a run, with the run on it; waits for room.
+
+        A run that is admitted gets an actor to itself up to the pool's bound: an idle one, else a new one; beyond
+        that the least loaded. An `urgent` one has lost its actor in mid-work: it goes to the least loaded actor that
+        is warm, shared or not, since a new one takes a second to start; what it left crowded is made up for behind
+        its back, for the runs that come next.
+        """
         while True:
             self._changed.clear()
-            member = self._choose(agent, companions_max)
+            member = self._choose(agent, companions_max, urgent)
             if member is None:
                 await self._changed.wait()
                 continue
+            if member.runs and urgent and len(self._members) < self._settings.actors:
+                self.spawn(agent)
             member.runs[run_id] = companions_max
             self._keep_spares(agent)
             return member
@@ -124,8 +139,10 @@ class Pool:
         member.runs.pop(run_id, None)
         self._changed.set()
 
-    def _choose(self, agent: AgentRef, companions_max: int) -> Member | None:
+    def _choose(self, agent: AgentRef, companions_max: int, urgent: bool) -> Member | None:
         ours = [m for m in self._members.values() if m.digest == agent.digest and m.fits(companions_max)]
+        if urgent and (warm := [m for m in ours if m.identity]):
+            return min(warm, key=lambda m: len(m.runs))
         best = min(ours, key=lambda m: (len(m.runs), m.identity is None), default=None)
         if best and not best.runs:
             return best
@@ -160,7 +177,7 @@ class Pool:
 
     def spawn(self, agent: AgentRef) -> Member:
         """Start an actor for this version of an agent, on the living node that has the fewest."""
-        name = f"{PREFIX}{agent.digest}-{uuid4().hex[:8]}"
+        name, node = f"{PREFIX}{agent.digest}-{uuid4().hex[:8]}", self._node()
         handle = (
             ray.remote(RunActor)
             .options(
@@ -168,12 +185,22 @@ class Pool:
                 namespace=self._settings.namespace,
                 lifetime="detached",
                 runtime_env=code_env(agent),
-                scheduling_strategy=NodeAffinitySchedulingStrategy(self._node(), soft=True),
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
                 **MORTAL,
             )
             .remote(self._settings.namespace)
         )
-        return self._add(Member(name, handle, agent.digest))
+        member = self._add(Member(name, handle, agent.digest, node))
+        meeting = asyncio.create_task(self._meet(member))
+        self._meetings.add(meeting)
+        meeting.add_done_callback(self._meetings.discard)
+        return member
+
+    async def _meet(self, member: Member) -> None:
+        """Find out at once that an actor is warm; if it dies instead, whoever waits on it learns of that by itself."""
+        with suppress(RayError):
+            await member.meet()
+            self._changed.set()
 
     def _add(self, member: Member) -> Member:
         self._members[member.name] = member
@@ -194,8 +221,8 @@ class Pool:
     def _node(self) -> str:
         nodes = dict.fromkeys(living_nodes(), 0)
         for member in self._members.values():
-            if member.identity and member.identity[3] in nodes:
-                nodes[member.identity[3]] += 1
+            if member.node in nodes:
+                nodes[member.node] += 1
         here: str = ray.get_runtime_context().get_node_id()
         return min(nodes, key=lambda node: (nodes[node], node != here), default=here)
 
@@ -219,7 +246,7 @@ class Pool:
         try:
             async with asyncio.timeout(ADOPTION_S):
                 held = await handle.held.remote()
-                member.identity = await handle.ping.remote()
+                await member.meet()
         except (RayError, TimeoutError) as error:
             if isinstance(error, RayError) and _is_verdict(error):
                 return None
@@ -237,7 +264,7 @@ class Pool:
     async def _ping(self, member: Member) -> None:
         try:
             async with asyncio.timeout(self._settings.ping_s):
-                member.identity = await member.handle.ping.remote()
+                await member.meet()
             member.heard_at = time.monotonic()
             return
         except TimeoutError:

@@ -31,8 +31,8 @@ Reason = Literal["start", "respawn", "hung", "node_lost", "recovery"]
 Commit = Callable[[Sequence[Command]], Awaitable[list[Verdict]]]
 
 SHARED_MAX: tuple[int, ...] = (1_000_000, 64, 8, 1)
-"""How many runs may share an actor with a run that was in 0, 1, 2, 3 or more shared deaths: a run that kills its
-actor is soon alone, and only a death alone is charged."""
+"""How many runs may share an actor with a run under suspicion 0, 1, 2, 3 or more: a run that kills its actor is soon
+alone, and only a death alone is charged."""
 
 
 def restart_allowed(charges: Iterable[float], now: float, most: int, period_s: float) -> bool:
@@ -40,9 +40,9 @@ def restart_allowed(charges: Iterable[float], now: float, most: int, period_s: f
     return sum(at > now - period_s for at in charges) < most
 
 
-def companions_max(shared_deaths: int) -> int:
-    """How many runs an actor may hold while it holds a run with that many shared deaths behind it. Pure."""
-    return SHARED_MAX[min(shared_deaths, len(SHARED_MAX) - 1)]
+def companions_max(suspicion: int) -> int:
+    """How many runs an actor may hold while it holds a run that is so much suspected of killing actors. Pure."""
+    return SHARED_MAX[min(suspicion, len(SHARED_MAX) - 1)]
 
 
 class Supervision:
@@ -63,7 +63,8 @@ class Supervision:
         """The runs that have an owner, or are about to get one."""
         self._claiming: set[str] = set()
         self._agents: dict[str, AgentRef] = {}
-        self._shared_deaths: dict[str, int] = {}
+        self._suspicion: dict[str, int] = {}
+        """Deaths of a run's actors: 1 for a shared one, 2 for one that it died alone."""
         self._ends: OrderedDict[str, Ended] = OrderedDict()
         self._waiters: dict[str, asyncio.Future[Ended]] = {}
         self._news = asyncio.Event()
@@ -196,7 +197,7 @@ class Supervision:
         with self._reserved(row.run_id for row in rows):
             for verdict in await self._commit(claims):
                 if isinstance(verdict, Accepted):
-                    self._watch(verdict.row, ())
+                    self._watch(verdict.row, (), urgent=reason != "start")
 
     async def _respawn(self, rows: Sequence[RunRow], reason: Reason, charged: bool) -> None:
         """Claim live runs anew for other actors, or end those that died too often."""
@@ -217,9 +218,11 @@ class Supervision:
         if isinstance(verdict, Accepted):
             self._note_end(Ended(row.run_id, row.epoch, verdict.row.status, "ended", event))
 
-    def _watch(self, row: RunRow, events: tuple[Stored, ...], member: Member | None = None) -> None:
+    def _watch(
+        self, row: RunRow, events: tuple[Stored, ...], member: Member | None = None, urgent: bool = False
+    ) -> None:
         self._ends.pop(row.run_id, None)
-        task = self._runs[row.run_id] = asyncio.create_task(self._see_through(row, events, member))
+        task = self._runs[row.run_id] = asyncio.create_task(self._see_through(row, events, member, urgent))
         task.add_done_callback(lambda _: self._unwatch(row.run_id, task))
 
     def _unwatch(self, run_id: str, task: asyncio.Task[None]) -> None:
@@ -227,13 +230,16 @@ class Supervision:
         if self._runs.get(run_id) is task:
             del self._runs[run_id]
 
-    async def _see_through(self, row: RunRow, events: tuple[Stored, ...], member: Member | None) -> None:
+    async def _see_through(
+        self, row: RunRow, events: tuple[Stored, ...], member: Member | None, urgent: bool
+    ) -> None:
         """Give a claimed run to an actor and wait for its end; when the actor dies, have the run respawned."""
         run_id = row.run_id
         try:
             if member is None:
                 agent = await self._agent(row, events)
-                member = await self._pool.take(run_id, agent, companions_max(self._shared_deaths.get(run_id, 0)))
+                most = companions_max(self._suspicion.get(run_id, 0))
+                member = await self._pool.take(run_id, agent, most, urgent)
             else:
                 self._pool.join(member, run_id)
             try:
@@ -264,15 +270,15 @@ class Supervision:
         return self._agents[row.digest]
 
     async def _died(self, run_id: str, death: MemberDied) -> None:
-        if death.companions > 1 and death.reason != "node_lost":
-            self._shared_deaths[run_id] = self._shared_deaths.get(run_id, 0) + 1
         charged = death.companions == 1 and death.reason != "node_lost"
+        if death.reason != "node_lost":
+            self._suspicion[run_id] = self._suspicion.get(run_id, 0) + (2 if charged else 1)
         row = await self._log.run(run_id)
         if row and row.status in LIVE:
             await self._respawn([row], death.reason, charged)
 
     def _note_end(self, ended: Ended) -> None:
-        self._shared_deaths.pop(ended.run_id, None)
+        self._suspicion.pop(ended.run_id, None)
         self._ends[ended.run_id] = ended
         while len(self._ends) > ENDS_KEPT:
             self._ends.popitem(last=False)

@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 from ..store.errors import UsageError
+from .notices import Aside
 
 CLUSTER_ENV = {
     "RAY_AUTH_MODE": "token",
@@ -70,6 +71,8 @@ class Cluster:
     def __init__(self, address: str | None = None, num_cpus: int | None = None) -> None:
         self.address, self._num_cpus = address, num_cpus
         self._folder: str | None = None
+        self._aside: Aside | None = None
+        """Stands while we are connected."""
 
     def start(self) -> Any:
         """Connect, and return the ray module. Raises UsageError when no cluster answers at the address."""
@@ -79,6 +82,10 @@ class Cluster:
         prepare_environment()
         import ray
 
+        if ray.is_initialized():
+            raise UsageError(
+                "this process is connected to a Ray cluster already; leave it first: one Runtime at a time"
+            )
         if early:  # it has read another environment: have it read this one
             ray._raylet.Config.initialize("")  # type: ignore[attr-defined]
 
@@ -98,16 +105,22 @@ class Cluster:
             with quiet_stdout():
                 ray.init(**options)
         except Exception as error:  # Ray raises a bare Exception for a node that starts too slowly
+            ray.shutdown()
             self._clean()
             raise UsageError(f"no Ray cluster answers at {self.address or 'this machine'}: {error}") from error
+        self._aside = Aside()
         return ray
 
     def stop(self) -> None:
-        """Leave the cluster; a local one ends with all its processes."""
+        """Leave the cluster; a local one ends with all its processes. Nothing happens where start() has failed."""
+        if self._aside is None:
+            return
         import ray
 
         with quiet_stdout():
             ray.shutdown()
+        self._aside.end()
+        self._aside = None
         self._clean()
 
     def kill(self) -> None:

@@ -31,7 +31,8 @@ class Size:
 class Door(Protocol):
     """What commands need of whoever works on the store."""
 
-    log: SqlLog
+    @property
+    def log(self) -> SqlLog: ...
 
     async def create(self, creates: Sequence[Create]) -> None:
         """Create runs, all durable when this returns. A run that exists already is left as it is."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import psutil
@@ -13,6 +14,8 @@ from pydantic import BaseModel, ConfigDict
 from ..actors.kernel import process_started
 
 POLL_S: Final = 0.05
+MARK: Final = "PERDURE_CLUSTER"
+"""Environment variable that names the folder of the cluster that a process belongs to."""
 
 
 class Known(BaseModel):
@@ -38,11 +41,14 @@ def known(process: psutil.Process) -> Known:
 
 
 def processes_of(folder: str, roots: Iterable[Known] = ()) -> list[Known]:
-    """The processes that have `folder` in their command line, those of `roots`, and the children of all of them."""
+    """The processes that were started with `folder` as their MARK, those of `roots`, and the children of all of them.
+
+    The environment tells, since Ray's workers and agents have command lines that name no folder.
+    """
     found: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.pid not in found and any(folder in part for part in process.cmdline()):
+            if process.pid not in found and process.environ().get(MARK) == folder:
                 _add_tree(process, found)
     for root in roots:
         if root.lives:
@@ -50,6 +56,19 @@ def processes_of(folder: str, roots: Iterable[Known] = ()) -> list[Known]:
                 _add_tree(psutil.Process(root.pid), found)
     found.pop(psutil.Process().pid, None)
     return [one for one in map(known, found.values()) if one.started]
+
+
+@contextlib.contextmanager
+def marked(folder: str) -> Iterator[None]:
+    """Every process that is started inside the block has the mark of this folder, and so have its descendants."""
+    before = os.environ.get(MARK)
+    os.environ[MARK] = folder
+    try:
+        yield
+    finally:
+        del os.environ[MARK]
+        if before is not None:
+            os.environ[MARK] = before
 
 
 def _add_tree(process: psutil.Process, found: dict[int, psutil.Process]) -> None:
@@ -60,8 +79,12 @@ def _add_tree(process: psutil.Process, found: dict[int, psutil.Process]) -> None
 
 def end(processes: Sequence[Known], term_s: float, kill_s: float) -> list[Known]:
     """SIGTERM, and SIGKILL for those that are left after `term_s`. Returns what still runs after `kill_s` more."""
-    left = _signal(processes, "terminate", term_s)
-    return _signal(left, "kill", kill_s)
+    return kill(_signal(processes, "terminate", term_s), kill_s)
+
+
+def kill(processes: Sequence[Known], timeout_s: float) -> list[Known]:
+    """SIGKILL. Returns what still runs after that time."""
+    return _signal(processes, "kill", timeout_s)
 
 
 def _signal(processes: Sequence[Known], how: str, timeout_s: float) -> list[Known]:

@@ -30,10 +30,11 @@ from ..store.sql import SqlLog, open_log
 from ..store.states import Status
 from ..store.writer import GroupWriter
 from .cluster import Cluster, namespace_digest, remove_actors, store_url
+from .lease import wait_for_lease
 
 DEFAULT_STORE = ".perdure/runs.db"
 POLL_S = 0.1
-RUNS_PER_ACTOR_DEFAULT = 1
+NOT_ENTERED = "this Runtime is not at work: use it inside of `async with Runtime(...) as runtime:`"
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,8 @@ class Runtime:
 
     actors: bound of the pool of run actors, default twice the CPUs. concurrency: bound of the live runs, default
     `actors`; above it, runs share actors evenly. standing: leave the supervisor at work when the block ends.
+
+    A Runtime is entered once and belongs to the event loop that enters it. A process has one at a time.
     """
 
     def __init__(
@@ -115,12 +118,25 @@ class Runtime:
         )
         self._cluster, self._standing = Cluster(address, num_cpus), standing
         self._supervisor: Any = None
-        self._courier: Courier
-        self.log: SqlLog
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._courier: Courier | None = None
+        self._log: SqlLog | None = None
+
+    @property
+    def log(self) -> SqlLog:
+        """The store, as long as this Runtime is entered."""
+        if self._log is None:
+            raise UsageError(NOT_ENTERED)
+        return self._log
 
     async def __aenter__(self) -> Self:
-        self.log = await open_log(self._store)
+        if self._loop is not None:
+            raise UsageError("a Runtime is entered once: make another one")
+        self._loop = asyncio.get_running_loop()
+        self._log = await open_log(self._store)
         try:
+            if self._cluster.address is None:
+                await wait_for_lease(self._log)
             await _finished(asyncio.to_thread(self._connect))
             if why := await self._supervisor.start.remote():
                 raise UsageError(why)
@@ -131,7 +147,9 @@ class Runtime:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        self._courier.close()
+        if self._courier:
+            self._courier.close()
+            self._courier = None
         if self._standing:
             await self._leave()
             return
@@ -146,8 +164,18 @@ class Runtime:
             await self._leave()
 
     async def _leave(self) -> None:
-        await self.log.close()
+        if self._log:
+            await self._log.close()
+            self._log = None
         await _finished(asyncio.to_thread(self._cluster.stop))
+
+    def _ask(self, payload: Any) -> asyncio.Future[Any]:
+        """The supervisor's answer. Raises UsageError where this Runtime does not work."""
+        if self._courier is None:
+            raise UsageError(NOT_ENTERED)
+        if asyncio.get_running_loop() is not self._loop:
+            raise UsageError("this Runtime belongs to another event loop: make one for each")
+        return self._courier.ask(payload)
 
     async def check(self) -> None:
         """Raises PerdureError when nobody works on the store; this Runtime does until it is left."""
@@ -199,21 +227,21 @@ class Runtime:
         return runs
 
     def _run(self, run_id: str) -> Run:
-        return Run(self, run_id, self._courier.ask(Await(run_id)))
+        return Run(self, run_id, self._ask(Await(run_id)))
 
     async def create(self, creates: Sequence[Create]) -> None:
         """Create runs, all durable when this returns. A run that exists already is left as it is."""
-        for verdict in await self._courier.ask(Launch(tuple(creates))):
+        for verdict in await self._ask(Launch(tuple(creates))):
             if isinstance(verdict, Refused) and verdict.reason != "exists":
                 raise verdict
 
     async def nudge(self, run_ids: Iterable[str] = ()) -> None:
         """Have the supervisor look at the store now; these runs were requeued."""
-        await self._courier.ask(Nudge(tuple(run_ids)))
+        await self._ask(Nudge(tuple(run_ids)))
 
     async def warm(self, loaded: LoadedAgent, count: int) -> None:
         """Start run actors for an agent ahead of need."""
-        await self._courier.ask(Warm(loaded.ref, count))
+        await self._ask(Warm(loaded.ref, count))
 
     async def outcome(self, run_id: str) -> Outcome:
         """Wait until a run ends, or waits for a person. Raises NotFound."""
@@ -235,6 +263,38 @@ class Runtime:
         """Figures of the supervisor."""
         figures: dict[str, Any] = await self._supervisor.status.remote()
         return figures
+
+
+def run(
+    agent: str,
+    input: JsonValue,
+    *,
+    store: str | os.PathLike[str] = DEFAULT_STORE,
+    model: str | None = None,
+    address: str | None = None,
+    **options: Any,
+) -> Outcome:
+    """Launch one run and wait for its outcome, in a program without an event loop. Raises UsageError.
+
+    `options` are fields of Request, as for `Runtime.launch`.
+    """
+    if _in_a_loop():
+        raise UsageError("perdure.run() waits, and here an event loop is running: use `async with Runtime(...)`")
+
+    async def launch_and_wait() -> Outcome:
+        async with Runtime(store, address=address) as runtime:
+            launched = await runtime.launch(agent, input, model=model, **options)
+            return await launched.outcome()
+
+    return asyncio.run(launch_and_wait())
+
+
+def _in_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 async def _finished(work: Coroutine[Any, Any, None]) -> None:
@@ -293,4 +353,4 @@ async def follow(event_log: SqlLog, run_id: str, after: int = 0) -> AsyncIterato
         await asyncio.sleep(POLL_S)
 
 
-__all__ = ["Outcome", "PerdureError", "Request", "Run", "Runtime", "check_agent", "follow", "requeue"]
+__all__ = ["Outcome", "PerdureError", "Request", "Run", "Runtime", "check_agent", "follow", "requeue", "run"]

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from perdure.actors.kernel import (
     boot_id,
     kill_process,
     left_result,
+    lock_if_free,
     process_started,
     prove_dead,
     remove_lock,
@@ -67,10 +69,28 @@ def test_a_lock_that_nobody_holds_is_a_proof_and_a_missing_file_is_none(tmp_path
     assert not path.exists()
 
 
-def test_a_lock_cannot_be_taken_twice(tmp_path: Path) -> None:
+def test_a_lock_is_free_once_it_is_released(tmp_path: Path) -> None:
     lock = AttemptLock(tmp_path / "lock")
-    with pytest.raises(BlockingIOError):
-        AttemptLock(tmp_path / "lock")
+    with lock_if_free(lock.path) as free:
+        assert not free
+    lock.release()
+    with lock_if_free(lock.path) as free:
+        assert free
+    with lock_if_free(tmp_path / "nothing") as free:
+        assert not free
+
+
+def test_a_lock_whose_file_is_swept_away_while_it_is_taken_has_a_file_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "lock"
+    AttemptLock(path).release()
+    with ThreadPoolExecutor(1) as pool:
+        with lock_if_free(path) as free:
+            assert free
+            taken = pool.submit(AttemptLock, path)
+            path.unlink()
+        lock = taken.result(10)
+    with lock_if_free(path) as free:
+        assert not free
     lock.release()
 
 
@@ -104,8 +124,8 @@ def test_a_child_that_inherited_the_lock_keeps_it_after_the_death_of_its_parent(
         assert parent.wait(10) == 0
         child = int(line)
         started = process_started(child)
-        with pytest.raises(BlockingIOError):
-            AttemptLock(path)
+        with lock_if_free(path) as free:
+            assert not free
         assert started, "the child is gone already"
         assert prove_dead(str(path)), "the child is a holder like any other"
         assert process_started(child) != started
