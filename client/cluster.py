@@ -11,18 +11,16 @@ import contextlib
 import hashlib
 import logging
 import os
-import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from ..store.errors import UsageError
+from .folders import ClusterFolder, sweep_folders
 from .notices import Aside
+from .processes import marked
 
 CLUSTER_ENV = {
     "RAY_AUTH_MODE": "token",
@@ -70,7 +68,7 @@ class Cluster:
 
     def __init__(self, address: str | None = None, num_cpus: int | None = None) -> None:
         self.address, self._num_cpus = address, num_cpus
-        self._folder: str | None = None
+        self._folder: ClusterFolder | None = None
         self._aside: Aside | None = None
         """Stands while we are connected."""
 
@@ -91,18 +89,19 @@ class Cluster:
 
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
         if self.address is None:
-            self._folder = tempfile.mkdtemp(prefix="perdure-ray-")
+            sweep_folders()
+            self._folder = ClusterFolder()
             options |= {
                 "address": "local",
                 "include_dashboard": False,
                 "num_cpus": self._num_cpus,
                 "object_store_memory": OBJECT_STORE_BYTES,
-                "_temp_dir": self._folder,
+                "_temp_dir": self._folder.path,
             }
         else:
             options["address"] = self.address
         try:
-            with quiet_stdout():
+            with quiet_stdout(), marked(self._folder.path) if self._folder else contextlib.nullcontext():
                 ray.init(**options)
         except Exception as error:  # Ray raises a bare Exception for a node that starts too slowly
             ray.shutdown()
@@ -125,23 +124,12 @@ class Cluster:
 
     def kill(self) -> None:
         """End a local cluster's processes without a farewell; one that was joined is left alone."""
-        if not self._folder:
-            return
-        for process in psutil.Process().children():
-            with contextlib.suppress(psutil.Error):
-                if process.name() == "raylet":
-                    process.suspend()  # so that it starts no more workers
-        every = psutil.Process().children(recursive=True)
-        for process in every:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(every, timeout=1.0)
         self._clean()
 
     def _clean(self) -> None:
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        folder, self._folder = self._folder, None
+        if folder:
+            folder.end()
 
 
 def check_reachable(address: str) -> None:

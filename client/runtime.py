@@ -20,6 +20,7 @@ from uuid import uuid4
 from pydantic import JsonValue
 
 from ..actors.courier import Courier, Numbered, Reply
+from ..actors.leftovers import sweep_locks
 from ..actors.loading import LoadedAgent, load_agent
 from ..actors.model import make_model
 from ..actors.requests import Await, Ended, Launch, Nudge, Settings, Warm
@@ -164,10 +165,12 @@ class Runtime:
             await self._leave()
 
     async def _leave(self) -> None:
-        if self._log:
-            await self._log.close()
-            self._log = None
         await _finished(asyncio.to_thread(self._cluster.stop))
+        event_log, self._log = self._log, None
+        if event_log:
+            if self._cluster.address is None:
+                await sweep_locks(event_log, self.settings.name)
+            await event_log.close()
 
     def _ask(self, payload: Any) -> asyncio.Future[Any]:
         """The supervisor's answer. Raises UsageError where this Runtime does not work."""
