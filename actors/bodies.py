@@ -22,6 +22,7 @@ from ..store.sql import open_log
 from .courier import Courier, Desk, Numbered, Reply
 from .journal import Journal, serve
 from .kernel import boot_id, kill_process, process_started
+from .leftovers import sweep_locks
 from .loading import loaded
 from .ray_tasks import JOURNAL, RayTasks, journal_handle
 from .requests import Ended, Settings, Start
@@ -81,7 +82,8 @@ class JournalActor:
         await replace_journal(event_log, self._settings.lease_s)
         tasks = RayTasks(self._settings.namespace)
         journal = Journal(event_log, tasks, self._settings.name)
-        self._background = [asyncio.create_task(tasks.watch()), asyncio.create_task(self._sweep(journal))]
+        work = (tasks.watch(), self._sweep(journal), sweep_locks(event_log, self._settings.name))
+        self._background = [asyncio.create_task(each) for each in work]
 
         async def answer(payload: Any) -> Any:
             return await serve(journal, payload)

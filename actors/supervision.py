@@ -230,9 +230,7 @@ class Supervision:
         if self._runs.get(run_id) is task:
             del self._runs[run_id]
 
-    async def _see_through(
-        self, row: RunRow, events: tuple[Stored, ...], member: Member | None, urgent: bool
-    ) -> None:
+    async def _see_through(self, row: RunRow, events: tuple[Stored, ...], member: Member | None, urgent: bool) -> None:
         """Give a claimed run to an actor and wait for its end; when the actor dies, have the run respawned."""
         run_id = row.run_id
         try:

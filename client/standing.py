@@ -27,7 +27,7 @@ from ..store.log import EventLog
 from ..store.sql import SqlLog, open_log
 from .cluster import CLUSTER_ENV, OBJECT_STORE_BYTES, Cluster, namespace_digest, remove_actors, store_url
 from .lease import SUPERVISOR, lease_is_over, wait_for_lease
-from .processes import Known, end, processes_of
+from .processes import MARK, Known, end, processes_of
 from .runtime import Runtime
 
 START_S: Final = 60.0
@@ -169,7 +169,8 @@ async def _start(db: str, standing: Standing, address: str | None, num_cpus: int
 
 async def _ray_start(folder: str, num_cpus: int | None) -> str:
     """`ray start --head` with our settings; the address of the cluster."""
-    environment = CLUSTER_ENV | {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    inherited = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    environment = CLUSTER_ENV | inherited | {MARK: folder}
     options = [
         "--head",
         "--port=0",
