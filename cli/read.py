@@ -19,6 +19,8 @@ from .terminal import Terminal
 from .text import clock, json_line, line, table
 
 FOLLOW_POLL_S = 0.2
+PAGE = 500
+"""Events that are read at once."""
 STATUSES = [status.value for status in Status]
 
 
@@ -113,9 +115,10 @@ async def events(db: str, run: str, after: int, follow: bool, as_json: bool) -> 
     async with open_reader(db) as event_log:
         row: RunRow | None = await find_run(event_log, run)
         while row:
-            for stored in await event_log.read(row.run_id, after):
-                after = stored.seq
-                terminal.put(json_line(event_json(row.run_id, stored)) if as_json else event_line(stored))
+            while page := await event_log.read(row.run_id, after, PAGE):
+                after = page[-1].seq
+                for stored in page:
+                    terminal.put(json_line(event_json(row.run_id, stored)) if as_json else event_line(stored))
             if not follow or (row.status.is_terminal and after >= row.seq):
                 return
             await asyncio.sleep(FOLLOW_POLL_S)

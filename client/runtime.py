@@ -35,6 +35,8 @@ from .lease import wait_for_lease
 
 DEFAULT_STORE = ".perdure/runs.db"
 POLL_S = 0.1
+PAGE = 500
+"""Events that are read at once."""
 NOT_ENTERED = "this Runtime is not at work: use it inside of `async with Runtime(...) as runtime:`"
 
 
@@ -348,9 +350,10 @@ async def follow(event_log: SqlLog, run_id: str, after: int = 0) -> AsyncIterato
         row = await event_log.run(run_id)
         if row is None:
             raise NotFound(f"no run {run_id} in this store")
-        for stored in await event_log.read(run_id, after):
-            after = stored.seq
-            yield stored
+        while page := await event_log.read(run_id, after, PAGE):
+            after = page[-1].seq
+            for stored in page:
+                yield stored
         if after >= row.seq and (row.status.is_terminal or row.status is Status.AWAITING_APPROVAL):
             return
         await asyncio.sleep(POLL_S)

@@ -31,8 +31,11 @@ TWICE = """
 import threading
 import perdure
 
-print(perdure.run("agent.py:agent", "one", store="runs.db").output, flush=True)
-thread = threading.Thread(target=lambda: print(perdure.run("agent.py:agent", "two", store="runs.db").output, flush=True))
+def run(text):
+    print(perdure.run("agent.py:agent", text, store="runs.db").output, flush=True)
+
+run("one")
+thread = threading.Thread(target=run, args=("two",))
 thread.start()
 thread.join()
 print("done", flush=True)
@@ -67,7 +70,7 @@ asyncio.run(main())
 async def test_the_blocking_way_in_is_refused_in_a_running_loop(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"an event loop is running: use `async with Runtime"):
         perdure.run("agent.py:agent", "x", store=tmp_path / "runs.db")
-    assert not list(tmp_path.iterdir())
+    assert not os.listdir(tmp_path)
 
 
 async def test_a_runtime_that_was_not_entered_says_how_to_use_it(tmp_path: Path) -> None:
