@@ -245,7 +245,10 @@ class Supervision:
             finally:
                 self._pool.leave(member, run_id)
         except MemberDied as death:
-            await self._died(run_id, death)
+            try:
+                await self._died(run_id, death)
+            except PerdureError:
+                log.exception("run %s: it cannot be claimed now; a sweep will do it", run_id)
             if member:
                 await self._pool.bury(member)
             return
