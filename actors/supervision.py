@@ -104,8 +104,10 @@ class Supervision:
             for command, verdict in zip(commands, await self._commit(commands), strict=True):
                 if isinstance(command, Create):
                     created.append(verdict)
-                elif isinstance(verdict, Accepted) and isinstance(before := created[-1], Accepted):
-                    self._watch(verdict.row, (*before.events, *verdict.events))
+                elif isinstance(verdict, Accepted):
+                    before = created[-1]  # refused where another client was faster; the run is ours to drive then too
+                    known = (*before.events, *verdict.events) if isinstance(before, Accepted) else ()
+                    self._watch(verdict.row, known)
         if room < len(creates):
             self._backlog = True
             self._news.set()

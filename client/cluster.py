@@ -13,7 +13,6 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,16 +52,6 @@ def namespace_digest(store: str) -> str:
     return hashlib.sha256(store.encode()).hexdigest()[:12]
 
 
-@contextlib.contextmanager
-def quiet_stdout() -> Iterator[None]:
-    """Ray prints notices on stdout whatever its log level: send them to stderr, so that output stays parseable."""
-    out, sys.stdout = sys.stdout, sys.stderr
-    try:
-        yield
-    finally:
-        sys.stdout = out
-
-
 class Cluster:
     """A connection to a Ray cluster: to one that runs at `address`, or to a local one of our own."""
 
@@ -100,14 +89,13 @@ class Cluster:
             }
         else:
             options["address"] = self.address
+        self._aside = Aside()
         try:
-            with quiet_stdout(), marked(self._folder.path) if self._folder else contextlib.nullcontext():
+            with self._aside.here(), marked(self._folder.path) if self._folder else contextlib.nullcontext():
                 ray.init(**options)
         except Exception as error:  # Ray raises a bare Exception for a node that starts too slowly
-            ray.shutdown()
-            self._clean()
+            self.stop()
             raise UsageError(f"no Ray cluster answers at {self.address or 'this machine'}: {error}") from error
-        self._aside = Aside()
         return ray
 
     def stop(self) -> None:
@@ -116,7 +104,7 @@ class Cluster:
             return
         import ray
 
-        with quiet_stdout():
+        with self._aside.here():
             ray.shutdown()
         self._aside.end()
         self._aside = None

@@ -17,7 +17,7 @@ from perdure.actors.agent import Agent
 from perdure.actors.attempt import Outcome, Work
 from perdure.actors.journal import Journal, serve
 from perdure.actors.pool import MemberDied
-from perdure.actors.requests import Ended, Settings, Start
+from perdure.actors.requests import Ended, Launch, Settings, Start
 from perdure.actors.run import Owner
 from perdure.actors.supervision import Supervision
 from perdure.actors.tools import Tool, ToolOptions
@@ -184,6 +184,21 @@ async def test_a_supervisor_that_was_frozen_beyond_its_lease_claims_nothing_and_
     assert {row.run_id: row.epoch for row in await logs[0].runs()} == {"first": 2, "second": 1}
     for log in logs:
         await log.close()
+
+
+async def test_a_run_that_another_client_has_just_created_is_driven_at_once_by_the_one_claim(log: SqlLog) -> None:
+    clock = ManualClock()
+    lease = lease_of("one", clock.now + 10)
+    await log.take_lease(lease, None)
+    watch = Watch(log, lease, clock)
+    await watch.supervision.sweep()  # finds nothing, so there is room
+    await accepted(log, Create(RUN, created()))
+    (verdict,) = await watch.supervision.serve(Launch((Create(RUN, created()),)))
+    assert isinstance(verdict, Refused) and verdict.reason == "exists"
+    await come(lambda: watch.epoch(RUN) == 1)
+    await watch.supervision.sweep()
+    row = await log.run(RUN)
+    assert row and row.epoch == 1
 
 
 # -- out of reach -------------------------------------------------------------------------------------------

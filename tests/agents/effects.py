@@ -1,17 +1,19 @@
 """An agent that does what its input says, with tools of every class that leave their marks outside the product.
 
 Input: {"turns": [[{"name": TOOL, "arguments": {"do": WHAT}}, ...], ...]}; one inner list per turn, then a final
-text. The run's metadata names the folder (`dir`) of the ledger and of the files that tools wait for.
+text. In place of a list: `die` ends the run actor, `hang` never answers, `hold` waits for `go` and then asks for one
+put. The run's metadata names the folder (`dir`) of the ledger and of the files that tools wait for.
 
 WHAT, step by step with commas: `act` writes the effect to the ledger; `wait` until the file `go` is in the folder;
 `exit` calls os._exit(3); `sysexit` raises SystemExit; `kill` sends SIGKILL to itself; `raise` fails; `first-...`
-does the step in the first attempt only.
+does the step in the first attempt only; `behead` kills the store's supervisor.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import sys
 import time
 from pathlib import Path
@@ -47,10 +49,20 @@ def step(ctx: ToolContext, what: str) -> None:
             sys.exit(4)
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        case "behead":
+            os.kill(supervisor_pid(Path(str(ctx.metadata["dir"])).parent / "runs.db"), signal.SIGKILL)
         case "raise":
             raise ValueError("as it was told")
         case _:
             raise ValueError(f"unknown step {what!r}")
+
+
+def supervisor_pid(store: Path) -> int:
+    """The process that the store's lease names."""
+    connection = sqlite3.connect(store)
+    (pid,) = connection.execute("SELECT pid FROM leases WHERE name = 'supervisor'").fetchone()
+    connection.close()
+    return int(pid)
 
 
 def carry_out(ctx: ToolContext, do: str) -> str:
@@ -70,7 +82,7 @@ def put(ctx: ToolContext, do: str) -> str:
     return carry_out(ctx, do)
 
 
-@tool(effect="non_idempotent", settles_after_s=0, num_cpus=0.2)
+@tool(effect="non_idempotent", settles_after_s=0, timeout_s=280, num_cpus=0.2)
 def send(ctx: ToolContext, do: str) -> str:
     return carry_out(ctx, do)
 
@@ -98,6 +110,10 @@ def model(request: ModelRequest) -> dict[str, Any]:
             os._exit(7)
         if asked == "hang":
             time.sleep(3600)
+        if asked == "hold":
+            while not Path(str(request.metadata["dir"]), "go").exists():
+                time.sleep(0.01)
+            return {"tool_calls": [{"name": "put", "arguments": {"do": "act"}}]}
         return {"tool_calls": asked}
     return {"text": "all done"}
 
