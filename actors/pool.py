@@ -267,8 +267,10 @@ class Pool:
                 await member.meet()
             member.heard_at = time.monotonic()
             return
-        except TimeoutError:
-            pass  # how long it has been silent decides, below
+        except TimeoutError:  # how long it has been silent decides, below, where it may still be heard
+            if await member.node_is_gone():
+                member.pass_verdict("node_lost")
+                return
         except RayError as error:
             if _is_verdict(error):
                 member.pass_verdict("node_lost" if await member.node_is_gone() else "respawn")

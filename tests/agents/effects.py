@@ -11,6 +11,7 @@ does the step in the first attempt only; `behead` kills the store's supervisor.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sqlite3
@@ -58,11 +59,13 @@ def step(ctx: ToolContext, what: str) -> None:
 
 
 def supervisor_pid(store: Path) -> int:
-    """The process that the store's lease names."""
-    connection = sqlite3.connect(store)
-    (pid,) = connection.execute("SELECT pid FROM leases WHERE name = 'supervisor'").fetchone()
-    connection.close()
-    return int(pid)
+    """The process that the store's lease names, once that is a living one."""
+    while True:
+        with contextlib.closing(sqlite3.connect(store)) as connection:
+            (pid,) = connection.execute("SELECT pid FROM leases WHERE name = 'supervisor'").fetchone()
+        if Path(f"/proc/{pid}").exists():
+            return int(pid)
+        time.sleep(0.01)
 
 
 def carry_out(ctx: ToolContext, do: str) -> str:
