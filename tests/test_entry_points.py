@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -99,14 +100,29 @@ def test_what_rays_thread_prints_goes_to_the_log_and_everything_else_passes(
         spoken_by("a thread of the user's", "one")
         spoken_by(SPEAKER, "\x1b[36m(raylet)\x1b[0m a worker died")
         print("two")
-    held = sys.stdout
+    held: Any = sys.stdout
     aside.end()
     assert sys.stdout is real
     spoken_by(SPEAKER, "three")
     print("four", file=held)
     assert real.getvalue() == "one\ntwo\nthree\nfour\n"
     assert [(record.name, record.message) for record in caplog.records] == [("perdure.ray", "(raylet) a worker died")]
-    assert held.getvalue is not None, "it can do what the stream can do"
+    assert held.getvalue() == real.getvalue(), "it can do what the stream can do"
+
+
+def test_what_the_thread_prints_that_calls_ray_goes_to_the_log_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", real)
+    aside = Aside()
+    with caplog.at_level(logging.INFO, "perdure.ray"), aside.here():
+        print("hello from Ray")
+        spoken_by("another thread", "one")
+    print("two")
+    aside.end()
+    assert real.getvalue() == "one\ntwo\n"
+    assert [record.message for record in caplog.records] == ["hello from Ray"]
 
 
 def test_a_stream_that_somebody_else_has_put_in_place_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from pydantic import JsonValue
 
 from perdure import Runtime
 from perdure.client.runtime import Request, create
@@ -50,7 +51,7 @@ async def test_every_kill_of_a_runs_actor_is_followed_by_one_new_owner_and_no_se
 async def test_a_run_that_two_drivers_create_in_one_instant_is_one_run(bench: Bench, tmp_path: Path) -> None:
     other = await open_log(bench.folder / "runs.db")
     writer = GroupWriter(other)
-    asked = {"turns": [[{"name": "send", "arguments": {"do": "act"}}]]}
+    asked: JsonValue = {"turns": [[{"name": "send", "arguments": {"do": "act"}}]]}
     requests = [Request(asked, metadata={"dir": str(tmp_path)}) for _ in range(10)]
     creates = [create(bench.loaded, request) for request in requests]
     again = [create(bench.loaded, request) for request in requests]

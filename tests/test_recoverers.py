@@ -8,7 +8,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -140,7 +140,7 @@ class Watch:
     """A supervisor without Ray."""
 
     def __init__(self, log: SqlLog, lease: Lease, clock: ManualClock) -> None:
-        self.pool: Any = HeldPool()
+        self.pool = cast(Any, HeldPool())
         settings = Settings("store", "name", actors=4, concurrency=4, lease_s=10.0)
         self.supervision = Supervision(log, GroupWriter(log).submit_all, self.pool, settings, lease, clock)
 
