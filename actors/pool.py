@@ -15,7 +15,7 @@ from typing import Any, Literal
 from uuid import uuid4
 
 import ray
-from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, OutOfMemoryError, RayActorError, RayError
 from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -66,7 +66,7 @@ class Member:
                 return ended
             if not isinstance(error, RayError):
                 raise error
-            self.pass_verdict("node_lost" if await self.node_is_gone() else "respawn")
+            self.pass_verdict(await self.cause(error))
         raise self.verdict.result()
 
     async def meet(self) -> None:
@@ -74,9 +74,12 @@ class Member:
         self.identity = await self.handle.ping.remote()
         self.node = self.identity[3]
 
+    async def cause(self, error: RayError) -> Literal["respawn", "node_lost"]:
+        """What an actor died of; where it is the node, its runs are not to blame."""
+        return "node_lost" if isinstance(error, ActorUnschedulableError) or await self.node_is_gone() else "respawn"
+
     async def node_is_gone(self) -> bool:
-        """Whether the actor's node is known and lost: its runs are not to blame then."""
-        return self.identity is not None and self.identity[3] not in await asyncio.to_thread(living_nodes)
+        return bool(self.node) and self.node not in await asyncio.to_thread(living_nodes)
 
     def pass_verdict(self, reason: Literal["respawn", "hung", "node_lost"]) -> None:
         """Declare the actor dead, once; every run on it learns of it and of how many they were."""
@@ -94,7 +97,7 @@ class Member:
 
 
 def _is_verdict(error: Exception) -> bool:
-    dead = isinstance(error, (RayActorError, OutOfMemoryError))
+    dead = isinstance(error, (RayActorError, ActorUnschedulableError, OutOfMemoryError))
     return dead and not isinstance(error, ActorUnavailableError)
 
 
@@ -176,7 +179,10 @@ class Pool:
     # -- actors -------------------------------------------------------------------------------------------
 
     def spawn(self, agent: AgentRef) -> Member:
-        """Start an actor for this version of an agent, on the living node that has the fewest."""
+        """Start an actor for this version of an agent, on the living node that has the fewest.
+
+        Ray takes a soft affinity for a hint that it often passes over; a node that dies meanwhile is a verdict.
+        """
         name, node = f"{PREFIX}{agent.digest}-{uuid4().hex[:8]}", self._node()
         handle = (
             ray.remote(RunActor)
@@ -185,7 +191,7 @@ class Pool:
                 namespace=self._settings.namespace,
                 lifetime="detached",
                 runtime_env=code_env(agent),
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
                 **MORTAL,
             )
             .remote(self._settings.namespace)
@@ -273,7 +279,7 @@ class Pool:
                 return
         except RayError as error:
             if _is_verdict(error):
-                member.pass_verdict("node_lost" if await member.node_is_gone() else "respawn")
+                member.pass_verdict(await member.cause(error))
                 return
         silent_s = time.monotonic() - member.heard_at
         if silent_s > self._settings.hung_s * (1 if member.identity else 4):
