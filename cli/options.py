@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import click
 
-from ..client.runtime import DEFAULT_STORE
+from ..store.engine import DEFAULT_STORE
 
 P = ParamSpec("P")
 T = TypeVar("T")

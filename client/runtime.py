@@ -24,6 +24,7 @@ from ..actors.leftovers import sweep_locks
 from ..actors.loading import LoadedAgent, load_agent
 from ..actors.model import make_model
 from ..actors.requests import Await, Ended, Launch, Nudge, Settings, Warm
+from ..store.engine import DEFAULT_STORE
 from ..store.errors import NotFound, PerdureError, UsageError
 from ..store.events import RunCancelled, RunCompleted, RunCreated, RunFailed, RunRequeued, Stored
 from ..store.log import Create, Refused, Requeue, RunRow
@@ -33,7 +34,6 @@ from ..store.writer import GroupWriter
 from .cluster import Cluster, namespace_digest, remove_actors, store_url
 from .lease import wait_for_lease
 
-DEFAULT_STORE = ".perdure/runs.db"
 POLL_S = 0.1
 PAGE = 500
 """Events that are read at once."""

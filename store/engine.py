@@ -14,18 +14,22 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from urllib.parse import quote
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, insert, inspect, make_url, select, text
+from sqlalchemy import URL, Connection, Dialect, Engine, create_engine, event, insert, inspect, make_url, select, text
 from sqlalchemy.exc import ArgumentError, DataError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from .errors import PerdureError, SchemaMismatch, StoreUnavailable, UsageError
 from .schema import SCHEMA_VERSION, VERSION_KEY, meta, metadata
 
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
 T = TypeVar("T")
 
+DEFAULT_STORE: Final = ".perdure/runs.db"
+"""Where runs are kept when nobody says."""
 WAL_BYTES_KEPT: Final = 16 * 2**20
 """Size that the write-ahead file is cut to once nobody reads its older part."""
 BUSY_SLICE_S: Final = 1.0
@@ -77,7 +81,7 @@ def _file(name: str) -> Target:
     if name in ("", ":memory:"):
         raise UsageError("an in-memory database forgets every run: name a file")
     path = Path(name).expanduser().absolute()
-    return Target(URL.create("sqlite+aiosqlite", database=str(path)), str(path), path)
+    return Target(URL.create("sqlite", database=str(path)), str(path), path)
 
 
 def prepare_file(path: Path, *, read_only: bool, create: bool) -> bool:
@@ -110,45 +114,44 @@ def _check_folder(folder: Path, read_only: bool) -> None:
         raise UsageError(f"folder {folder} may not be written by this user; the database keeps files of its own there")
 
 
-class Writer(Protocol):
-    """Where transactions run. `width` of them may run at once."""
+class Connections(Protocol):
+    """Where transactions, or reads, run. `width` of them may run at once."""
 
     width: int
+    dialect: Dialect
 
     async def run(self, work: Callable[[Connection], T]) -> T: ...
 
     async def close(self) -> None: ...
 
 
-class ThreadWriter:
-    """SQLite: one connection in a thread of its own. A transaction is a dozen calls of the driver; going to the thread
+class ThreadConnections:
+    """SQLite: connections in threads of their own. A transaction is a dozen calls of the driver; going to the thread
     and back for each of them would cost more than the transaction itself."""
 
-    width = 1
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="perdure-log")
+    def __init__(self, engine: Engine, width: int) -> None:
+        self._engine, self.width, self.dialect = engine, width, engine.dialect
+        self._threads = ThreadPoolExecutor(width, thread_name_prefix="perdure-log")
 
     async def run(self, work: Callable[[Connection], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, work)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, work)
 
     def _run(self, work: Callable[[Connection], T]) -> T:
         with self._engine.connect() as connection:
             return work(connection)
 
     async def close(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.dispose)
-        self._thread.shutdown(wait=False)
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._engine.dispose)
+        self._threads.shutdown(wait=False)
 
 
-class AsyncWriter:
+class AsyncConnections:
     """PostgreSQL: connections of the event loop."""
 
     width = CONNECTIONS
 
     def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
+        self._engine, self.dialect = engine, engine.dialect
 
     async def run(self, work: Callable[[Connection], T]) -> T:
         async with self._engine.connect() as connection:
@@ -158,12 +161,12 @@ class AsyncWriter:
         await self._engine.dispose()
 
 
-def open_writer(where: Target, busy_s: float) -> Writer:
+def open_writer(where: Target, busy_s: float) -> Connections:
     """The connections of the transactions that append."""
     if where.path is None:
-        return AsyncWriter(_postgres(where.url, busy_s))
+        return AsyncConnections(_postgres(where.url, busy_s))
     engine = create_engine(
-        where.url.set(drivername="sqlite"),
+        where.url,
         pool_size=1,
         max_overflow=0,
         connect_args={"timeout": min(BUSY_SLICE_S, busy_s)},
@@ -178,26 +181,27 @@ def open_writer(where: Target, busy_s: float) -> Writer:
     def begun(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
-    return ThreadWriter(engine)
+    return ThreadConnections(engine, 1)
 
 
-def reader_engine(where: Target, busy_s: float) -> AsyncEngine:
-    """The engine of everything that only reads."""
+def open_reader(where: Target, busy_s: float) -> Connections:
+    """The connections of everything that only reads."""
     if where.path is None:
-        return _postgres(where.url, busy_s, isolation_level="AUTOCOMMIT")
-    url = where.url.set(database=f"file:{quote(str(where.path))}", query={"mode": "ro", "uri": "true"})
-    return create_async_engine(
-        url,
+        return AsyncConnections(_postgres(where.url, busy_s, isolation_level="AUTOCOMMIT"))
+    engine = create_engine(
+        where.url.set(database=f"file:{quote(str(where.path))}", query={"mode": "ro", "uri": "true"}),
         isolation_level="AUTOCOMMIT",
         skip_autocommit_rollback=True,
         pool_size=CONNECTIONS,
         max_overflow=0,
-        pool_timeout=busy_s,
         connect_args={"timeout": busy_s},
     )
+    return ThreadConnections(engine, CONNECTIONS)
 
 
 def _postgres(url: URL, busy_s: float, **options: Any) -> AsyncEngine:
+    from sqlalchemy.ext.asyncio import create_async_engine  # half of what there is to import
+
     try:
         return create_async_engine(
             url,

@@ -21,17 +21,17 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from .commit import apply, stored_event
 from .engine import (
+    Connections,
     Target,
-    Writer,
     cannot_hold,
     check_version,
     create_tables,
     enter_wal,
     may_retry,
+    open_reader,
     open_writer,
     opening_failed,
     prepare_file,
-    reader_engine,
     target,
     unavailable,
 )
@@ -82,8 +82,8 @@ class SqlLog:
 
     def __init__(self, where: Target, *, clock: Clock, read_only: bool, busy_s: float) -> None:
         self._where, self._clock, self._busy_s = where, clock, busy_s
-        self._reader = reader_engine(where, busy_s)
-        self._writer: Writer | None = None if read_only else open_writer(where, busy_s)
+        self._reader = open_reader(where, busy_s)
+        self._writer: Connections | None = None if read_only else open_writer(where, busy_s)
         self._statements = Statements.of(self._reader.dialect)
         self._gate = asyncio.Semaphore(self._writer.width if self._writer else 1)
         self._working: set[asyncio.Task[Any]] = set()
@@ -94,8 +94,7 @@ class SqlLog:
         name = self._where.name
         ready = False
         if filled:
-            async with self._reader.connect() as connection:
-                ready = await connection.run_sync(check_version, name)
+            ready = await self._reader.run(lambda connection: check_version(connection, name))
         if self._writer is None:
             if not ready:
                 raise UsageError(f"no runs here yet: {name} is empty")
@@ -263,9 +262,7 @@ class SqlLog:
 
     async def _fetch(self, statement: Select[Any], parameters: Mapping[str, Any] | None) -> Sequence[Sequence[Any]]:
         try:
-            async with self._reader.connect() as connection:
-                rows: Sequence[Sequence[Any]] = (await connection.execute(statement, parameters)).all()
-                return rows
+            return await self._reader.run(lambda connection: connection.execute(statement, parameters).all())
         except (SQLAlchemyError, sqlite3.Error, OSError) as error:
             raise unavailable(self._where.name, "read", error) from error
 
@@ -276,7 +273,7 @@ class SqlLog:
         self._closed = True
         while self._working:
             await asyncio.wait(set(self._working))
-        await self._reader.dispose()
+        await self._reader.close()
         if self._writer is not None:  # last, so that the database tidies its files
             await self._writer.close()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import (
     BigInteger,
@@ -26,10 +26,13 @@ from sqlalchemy import (
     insert,
     select,
 )
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 
 from .memory import SUPERVISOR
 from .schema import calls, events, leases, runs
+
+if TYPE_CHECKING:
+    from sqlalchemy.dialects import postgresql
 
 _RUN_FIXED: Final = frozenset({"agent", "digest", "batch", "sample", "priority", "created_at"})
 _CALL_FIXED: Final = frozenset({"turn_index", "name", "effect", "request_seq"})
@@ -90,6 +93,8 @@ def _postgres_pairs(name: str) -> _Pairs:
 
 
 def _json(name: str) -> ColumnElement[Any]:
+    from sqlalchemy.dialects import postgresql
+
     return cast(bindparam(name, type_=Text), postgresql.JSONB)  # text, or SQLAlchemy would encode it once more
 
 
@@ -115,7 +120,11 @@ def _places(unpack: Callable[[str], _Pairs]) -> Select[Any]:
 
 def insert_for(table: Table, dialect: Dialect) -> sqlite.Insert | postgresql.Insert:
     """The insert that knows ON CONFLICT."""
-    return sqlite.insert(table) if dialect.name == "sqlite" else postgresql.insert(table)
+    if dialect.name == "sqlite":
+        return sqlite.insert(table)
+    from sqlalchemy.dialects import postgresql
+
+    return postgresql.insert(table)
 
 
 def _upsert(table: Table, dialect: Dialect, fixed: frozenset[str]) -> UpdateBase:
