@@ -44,7 +44,8 @@ asyncio.run(main(*sys.argv[1:]))
 """
 LEAVES_S = 10.0
 DIES_S = 15.0
-HELPERS = {"ray::DashboardAgent", "ray::RuntimeEnvAgent"}
+HELPERS = {"ray::DashboardAgent", "ray::RuntimeEnvAgent", "default_worker.py"}
+"""Processes of Ray that run nothing of ours: its agents, and workers that were being started and find no raylet."""
 
 
 class Program:
@@ -81,9 +82,12 @@ class Program:
         found = set()
         for process in self.place.left():
             try:
-                found.add(process.cmdline()[0])
-            except (psutil.Error, IndexError):
-                continue  # gone, or on its way out
+                line = process.cmdline()
+            except psutil.Error:
+                continue  # gone meanwhile
+            if line:
+                starting = any(part.endswith("default_worker.py") for part in line)
+                found.add("default_worker.py" if starting else line[0])
         return found
 
     def lock_files(self) -> list[str]:

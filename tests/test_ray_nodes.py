@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="module"), pytest.
 
 READ, PUT = [("read", "wait,act")], [("put", "wait,act")]
 UNSENT, SENT = [("send", "wait,act")], [("send", "act,wait")]
-NODE = {"num_cpus": 2, "object_store_memory": 100 * 2**20, "include_dashboard": False}
+NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 100 * 2**20, "include_dashboard": False}
 """Tools take 0.2 CPUs, and Ray fills the node of the journal by half before it uses another: five tools."""
 
 
@@ -35,7 +35,7 @@ class Nodes:
         from ray.cluster_utils import Cluster
 
         ensure_token_if_auth_enabled(create_token_if_missing=True)
-        self.cluster = Cluster(initialize_head=True, head_node_args=NODE)
+        self.cluster: Any = Cluster(initialize_head=True, head_node_args=NODE)
         self.head: str = self.cluster.head_node.node_id
         self.second = self.add()
 
