@@ -35,7 +35,8 @@ class Nodes:
         from ray.cluster_utils import Cluster
 
         ensure_token_if_auth_enabled(create_token_if_missing=True)
-        self.cluster: Any = Cluster(initialize_head=True, head_node_args=NODE)
+        start: Any = Cluster  # in part untyped
+        self.cluster = start(initialize_head=True, head_node_args=NODE)
         self.head: str = self.cluster.head_node.node_id
         self.second = self.add()
 
