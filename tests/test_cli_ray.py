@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
+import psutil
 import pytest
 
 from .cli_kit import Place, lines_until, place, until
@@ -15,6 +19,8 @@ from .cli_kit import Place, lines_until, place, until
 __all__ = ["place"]
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+BLANK_LINES = 100_000
+"""At the end of a data set they make reading it take a while."""
 
 
 def test_a_scripted_run_speaks_only_json_and_leaves_nothing_behind(place: Place) -> None:
@@ -31,30 +37,45 @@ def test_a_scripted_run_speaks_only_json_and_leaves_nothing_behind(place: Place)
     assert not place.left() and not place.clusters()
 
 
-def test_a_batch_whose_driver_is_killed_is_finished_by_the_same_command(place: Place) -> None:
-    data = place.folder / "data.jsonl"
-    data.write_text("".join(json.dumps({"id": n, "input": f"q{n}"}) + "\n" for n in range(20)))
-    command = "batch", "agent.py:agent", "data.jsonl", "--actors", "2", "--output", "out.jsonl"
-    first = place.start(*command)
-    until(lambda: len(place.entries()) >= 6)
-    os.kill(first.pid, signal.SIGKILL)
-    first.communicate()
-    assert len(place.entries()) < 20, "the driver was killed too late to prove anything"
+def killed_when(process: subprocess.Popen[str], condition: Callable[[], Any]) -> str:
+    """Kill a command as soon as something is true; what it has said on stderr."""
+    until(condition)
+    os.kill(process.pid, signal.SIGKILL)
+    return process.communicate()[1]
+
+
+def reads(process: subprocess.Popen[str], name: str) -> bool:
+    """Whether a process has a file of this name open."""
+    return any(file.path.endswith(name) for file in psutil.Process(process.pid).open_files())
+
+
+def test_a_batch_whose_driver_is_killed_again_and_again_is_finished_by_the_same_command(place: Place) -> None:
+    samples = [json.dumps({"id": n, "input": f"q{n}"}) + "\n" for n in range(30)]
+    (place.folder / "data.jsonl").write_text("".join(samples) + BLANK_LINES * "\n")
+    command = "batch", "agent.py:agent", "data.jsonl", "--name", "b", "--actors", "2", "--output", "out.jsonl"
+    killed_when(place.start(*command), lambda: len(place.entries()) >= 9)
+    planning = place.start(*command)
+    assert killed_when(planning, lambda: reads(planning, "data.jsonl")) == "", "it had done with planning"
+    assert len(place.entries()) < 30, "the driver was killed too late to prove anything"
+    killed_when(place.start(*command), lambda: len(place.entries()) >= 18)
+    assert len(place.entries()) < 30, "the driver was killed too late to prove anything"
+    assert not (place.folder / "out.jsonl").exists()
 
     code, out, err = place.run(*command)
     assert code == 0, err
-    assert out.startswith("20 completed; ") and "20/20: 20 completed" in err
+    assert out.startswith("30 completed; ") and "30/30: 30 completed" in err
     assert "Traceback" not in err and "chatter" not in out + err and "raylet" not in out + err
     assert Counter(place.entries()).most_common(1)[0][1] == 1, "a sample was paid twice"
     results = [json.loads(line) for line in (place.folder / "out.jsonl").read_text().splitlines()]
-    assert [result["id"] for result in results] == [str(n) for n in range(20)]
-    assert [result["output"] for result in results] == [f"done with q{n}" for n in range(20)]
+    assert [result["id"] for result in results] == [str(n) for n in range(30)]
+    assert [result["output"] for result in results] == [f"done with q{n}" for n in range(30)]
     assert {result["run_id"] for result in results} == set(place.entries())
+    assert sum(result["usage"]["input_tokens"] for result in results) == 7 * 30, "a turn was paid twice"
 
     code, out, err = place.run(*command, "--json")
-    assert (code, len(out.splitlines())) == (0, 20)
-    assert "20 samples, 20 done" in err
-    assert len(place.entries()) == 20
+    assert (code, len(out.splitlines())) == (0, 30)
+    assert "30 samples, 30 done" in err
+    assert len(place.entries()) == 30
 
 
 def test_ctrl_c_keeps_a_run_resumable_and_resume_finishes_it(place: Place) -> None:
