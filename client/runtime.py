@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -34,6 +35,7 @@ from ..store.writer import GroupWriter
 from .cluster import Cluster, namespace_digest, remove_actors, store_url
 from .lease import wait_for_lease
 
+RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 POLL_S = 0.1
 PAGE = 500
 """Events that are read at once."""
@@ -320,7 +322,9 @@ def check_agent(agent: str, model: str | None = None) -> LoadedAgent:
 
 
 def create(loaded: LoadedAgent, request: Request, model: str | None = None) -> Create:
-    """The command that creates a run."""
+    """The command that creates a run. Raises UsageError for a run id that could not name a file."""
+    if not RUN_ID.fullmatch(request.run_id):
+        raise UsageError(f"run id {request.run_id!r}: use 1 to 64 letters, digits, - and _")
     event = RunCreated(
         agent=loaded.ref,
         input=request.input,

@@ -20,6 +20,7 @@ import pytest_asyncio
 import perdure
 from perdure import Runtime, UsageError
 from perdure.client.notices import SPEAKER, Aside
+from perdure.client.runtime import Request, check_agent, create
 
 from .cli_kit import Place, lines_until, place, until
 from .ray_kit import Bench, quick
@@ -231,3 +232,11 @@ def test_commands_end_soon_after_their_runs_have_completed_or_failed(place: Plac
         assert time.monotonic() - began < EXIT_S
         assert command.returncode == code
     assert not place.left() and not place.clusters()
+
+
+@pytest.mark.parametrize("run_id", ["", "a/b", "../a", "a b", "ä", "x" * 65])
+def test_a_run_id_that_could_not_name_a_file_is_refused(run_id: str, tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("from perdure import Agent\nagent = Agent(name='a', model=lambda r: 'hi')\n")
+    loaded = check_agent(f"{tmp_path}/agent.py:agent")
+    with pytest.raises(UsageError, match="run id"):
+        create(loaded, Request("hi", run_id=run_id))
