@@ -146,7 +146,7 @@ class ThreadConnections:
 
 
 class AsyncConnections:
-    """PostgreSQL: connections of the event loop."""
+    """Connections of the event loop: PostgreSQL, and SQLite's readers."""
 
     width = CONNECTIONS
 
@@ -184,19 +184,26 @@ def open_writer(where: Target, busy_s: float) -> Connections:
     return ThreadConnections(engine, 1)
 
 
-def open_reader(where: Target, busy_s: float) -> Connections:
-    """The connections of everything that only reads."""
+def open_reader(where: Target, busy_s: float, brief: bool) -> Connections:
+    """The connections of everything that only reads.
+
+    SQLite is read through aiosqlite; but a command that reads and ends (`brief`) is done before that is imported.
+    """
     if where.path is None:
         return AsyncConnections(_postgres(where.url, busy_s, isolation_level="AUTOCOMMIT"))
-    engine = create_engine(
-        where.url.set(database=f"file:{quote(str(where.path))}", query={"mode": "ro", "uri": "true"}),
-        isolation_level="AUTOCOMMIT",
-        skip_autocommit_rollback=True,
-        pool_size=CONNECTIONS,
-        max_overflow=0,
-        connect_args={"timeout": busy_s},
-    )
-    return ThreadConnections(engine, CONNECTIONS)
+    file = where.url.set(database=f"file:{quote(str(where.path))}", query={"mode": "ro", "uri": "true"})
+    options: dict[str, Any] = {
+        "isolation_level": "AUTOCOMMIT",
+        "skip_autocommit_rollback": True,
+        "pool_size": CONNECTIONS,
+        "max_overflow": 0,
+        "connect_args": {"timeout": busy_s},
+    }
+    if brief:
+        return ThreadConnections(create_engine(file, **options), CONNECTIONS)
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    return AsyncConnections(create_async_engine(file.set(drivername="sqlite+aiosqlite"), **options))
 
 
 def _postgres(url: URL, busy_s: float, **options: Any) -> AsyncEngine:

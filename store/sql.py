@@ -82,7 +82,7 @@ class SqlLog:
 
     def __init__(self, where: Target, *, clock: Clock, read_only: bool, busy_s: float) -> None:
         self._where, self._clock, self._busy_s = where, clock, busy_s
-        self._reader = open_reader(where, busy_s)
+        self._reader = open_reader(where, busy_s, brief=read_only)
         self._writer: Connections | None = None if read_only else open_writer(where, busy_s)
         self._statements = Statements.of(self._reader.dialect)
         self._gate = asyncio.Semaphore(self._writer.width if self._writer else 1)
