@@ -214,9 +214,13 @@ class Pool:
         return member
 
     def _remove(self, member: Member) -> None:
+        """Take a dead actor out; a lost node has taken its other actors with it, whether they have told or not."""
         self._members.pop(member.name, None)
         self._dead += 1
         self._changed.set()
+        if member.node and member.verdict.result().reason == "node_lost":
+            for other in [m for m in self._members.values() if m.node == member.node]:
+                other.pass_verdict("node_lost")
 
     def retire(self, member: Member) -> None:
         """End an actor that has no run."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import shutil
 import sys
 import tempfile
 import time
@@ -136,7 +135,8 @@ async def leaving_nothing(trouble: list[str], folder: Path) -> AsyncIterator[Run
         processes = psutil.Process().children(recursive=True)
     await asyncio.to_thread(psutil.wait_procs, processes, LEAVING_S)
     trouble += [f"process {process.pid} is left behind" for process in processes if _lives(process)]
-    shutil.rmtree(runtime_folder(runtime.settings.name))
+    locks = runtime_folder(runtime.settings.name)
+    trouble += [f"lock file {path} is left behind" for path in locks.glob("*")]
 
 
 def _lives(process: psutil.Process) -> bool:
