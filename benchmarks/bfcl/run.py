@@ -153,8 +153,8 @@ def figures(report: Report, killer: Killer | None) -> dict[str, Any]:
         "kills": killer.counts() if killer else {},
         "kills_total": len(killer.kills) if killer else 0,
         "respawns": report.respawns,
-        "recovery_p50_s": round(percentile(report.recovery_s, 0.5), 2),
-        "recovery_p95_s": round(percentile(report.recovery_s, 0.95), 2),
+        "recovery_p50_s": round(percentile(report.recovery_s, 0.5), 2) if report.recovery_s else None,
+        "recovery_p95_s": round(percentile(report.recovery_s, 0.95), 2) if report.recovery_s else None,
     }
 
 
