@@ -125,12 +125,6 @@ class Desk:
         state.outbox.append(number)
         state.wake()
 
-    def forget(self, client: str) -> None:
-        """Drop a client that will not come back."""
-        if state := self._clients.pop(client, None):
-            for task in state.running.values():
-                task.cancel()
-
 
 Call = Callable[[str, str | None, list[Numbered], list[int]], Awaitable[Reply]]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Literal
 from uuid import uuid4
@@ -300,9 +300,6 @@ class Pool:
             log.info("actor %s was gone already: %s", member.name, error)
         if member.identity and member.identity[2] == self._boot:
             await asyncio.to_thread(kill_process, member.identity[0], member.identity[1])
-
-    def members(self) -> Iterable[Member]:
-        return list(self._members.values())
 
     def status(self) -> dict[str, Any]:
         """Figures for people."""

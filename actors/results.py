@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_json
 
@@ -66,8 +66,3 @@ def error_text(error: BaseException) -> str:
 def plain_error(kind: str, message: str) -> str:
     """An error of the runtime's own as canonical JSON text, in the form of `error_text`."""
     return canonical({"error": kind, "message": valid_text(message)})
-
-
-def value_of(text: str) -> Any:
-    """The value behind a recorded text."""
-    return cast(Any, json.loads(text))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal
 from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
@@ -239,8 +239,3 @@ def decode(text: str | bytes) -> Event:
 def canonical(value: Any) -> str:
     """JSON text with sorted keys and no spaces, equal for equal values. Raises ValueError for NaN and infinities."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-
-
-def json_value(text: str) -> JsonValue:
-    """The value of a JSON text."""
-    return cast(JsonValue, json.loads(text))

@@ -267,14 +267,3 @@ async def test_closing_cancels_what_waits() -> None:
     courier.close()
     with pytest.raises(asyncio.CancelledError):
         await held(waiting)
-
-
-async def test_a_forgotten_client_takes_its_running_requests_with_it() -> None:
-    office = Office()
-    exchange = asyncio.create_task(office.desk.exchange("client", None, [(1, "a")], []))
-    await until(lambda: office.served == ["a"])
-    running = office.desk._clients["client"].running[1]
-    office.desk.forget("client")
-    await settle_down()
-    assert running.cancelled()
-    exchange.cancel()
