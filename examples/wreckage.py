@@ -49,7 +49,7 @@ class Wrecker:
     kills: list[Kill] = field(default_factory=list)
 
     async def run_actor(self) -> None:
-        """Kill the run actor that drives the most runs; wait for one that drives any."""
+        """Kill the busiest run actor, and another one if all that it drove had ended just then."""
         held: list[tuple[str, int]] = []
         pid, started = 0, 0.0
 
@@ -60,8 +60,22 @@ class Wrecker:
                     held, (pid, started, *_) = drives, identity
             return bool(held)
 
-        await until(busy)
-        await self._kill("run actor", pid, started, tuple(run_id for run_id, _ in held))
+        taken_over = False
+        while not taken_over:
+            held = []
+            await until(busy)
+            await self._kill("run actor", pid, started, tuple(run_id for run_id, _ in held))
+            taken_over = await self._taken_over(dict(held))
+
+    async def _taken_over(self, held: dict[str, int]) -> bool:
+        """Whether one of these runs, each with the epoch of its owner, got another one before all had ended."""
+        while True:
+            rows = await self.runtime.log.runs(ids=list(held))
+            if any(row.epoch > held[row.run_id] for row in rows):
+                return True
+            if all(row.status.is_terminal for row in rows):
+                return False
+            await asyncio.sleep(LOOK_S)
 
     async def _run_actors(self) -> list[tuple[list[tuple[str, int]], Identity]]:
         """The runs and the process of every run actor."""
