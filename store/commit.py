@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from .errors import CorruptLog
 from .events import Event, Stored, ToolCallRequested, ToolResult, decode
-from .log import Abandon, Append, Cancel, Claim, Command, Create, Leave, Refused, Requeue, RunRow, Verdict
+from .log import Abandon, Append, Cancel, Claim, Command, Create, Expire, Leave, Refused, Requeue, RunRow, Verdict
 from .rules import Book, Key
 from .schema import call_row, call_values, event_values, run_row, run_values
 from .statements import Statements
@@ -62,7 +62,7 @@ def _load_book(
         found = {(row[0], row[1]): row for row in connection.execute(statements.calls, wanted).all()}
     in_order = sorted(found.items(), key=lambda item: item[1][-1])
     supervisor = None
-    if any(isinstance(command, (Claim, Abandon)) for command in commands):
+    if any(isinstance(command, (Claim, Abandon, Expire)) for command in commands):
         supervisor = connection.scalar(statements.supervisor)
     book = Book(run_rows, {key: call_row(row) for key, row in in_order}, supervisor, now)
     return book, {key: row[-1] for key, row in in_order}
@@ -77,7 +77,7 @@ def _call_keys(command: Command) -> Iterator[Key]:
             for event in appended:
                 if isinstance(event, (ToolCallRequested, ToolResult)):
                     yield run_id, event.tool_call_id
-        case Create() | Claim() | Cancel() | Requeue() | Abandon():
+        case Create() | Claim() | Expire() | Cancel() | Requeue() | Abandon():
             return
         case _:
             yield command.run_id, command.event.tool_call_id

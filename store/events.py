@@ -17,7 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, Valid
 from .errors import CorruptLog
 
 Effect = Literal["read_only", "idempotent_write", "non_idempotent"]
-ResultSource = Literal["tool", "crash", "timeout", "probe", "validation", "cancel"]
+ResultSource = Literal["tool", "crash", "timeout", "probe", "validation", "cancel", "policy", "rejection", "person"]
+Decision = Literal["approve", "reject"]
+Settlement = Literal["happened", "not_happened", "abandon"]
 
 
 class _Model(BaseModel):
@@ -71,7 +73,7 @@ class RunClaimed(_Event):
     type: Literal["run_claimed"] = "run_claimed"
     epoch: int
     owner: str
-    reason: Literal["start", "respawn", "hung", "node_lost", "recovery"]
+    reason: Literal["start", "respawn", "hung", "node_lost", "recovery", "decision"]
     charged: bool = False
 
 
@@ -128,7 +130,8 @@ class ToolCallRetried(_Event):
 
 
 class ToolCallUnsettled(_Event):
-    """It is unknown whether this attempt's effect happened, and no probe could tell."""
+    """It is unknown whether this attempt's effect happened, and no probe could tell: a person is asked. The event's
+    id names the question."""
 
     type: Literal["tool_call_unsettled"] = "tool_call_unsettled"
     tool_call_id: str
@@ -136,8 +139,61 @@ class ToolCallUnsettled(_Event):
     why: str
 
 
+class ApprovalRequested(_Event):
+    """A person is asked whether this call may run; until then nothing of it can begin. The event's id names the
+    question. `digest` is of the exact arguments and the tool's schema. `timeout_s` counts from the commit on the
+    store's clock, None for ever; then `default` decides or, without one, the run times out."""
+
+    type: Literal["approval_requested"] = "approval_requested"
+    tool_call_id: str
+    name: str
+    arguments: str
+    effect: Effect
+    digest: str
+    arguments_schema: dict[str, JsonValue]
+    """JSON schema of the arguments, to which edited ones are held."""
+    reason: str = ""
+    timeout_s: float | None = None
+    default: Decision | None = None
+
+
+class ApprovalDecided(_Event):
+    """The one answer to a question; it is used once. `arguments` are the edited ones, None where they stay."""
+
+    type: Literal["approval_decided"] = "approval_decided"
+    tool_call_id: str
+    question: str
+    digest: str
+    decision: Decision
+    by: str
+    reason: str = ""
+    arguments: str | None = None
+
+
+class ApprovalExpired(_Event):
+    """A question's deadline has passed. Beside running calls it is only noted; then the run times out."""
+
+    type: Literal["approval_expired"] = "approval_expired"
+    tool_call_id: str
+    question: str
+
+
+class ToolCallSettled(_Event):
+    """A person says what became of an attempt. `happened` and `abandon` are followed by the call's result in the same
+    append, `not_happened` leaves it to be dispatched as a new attempt."""
+
+    type: Literal["tool_call_settled"] = "tool_call_settled"
+    tool_call_id: str
+    attempt: int
+    question: str
+    outcome: Settlement
+    by: str
+    reason: str = ""
+
+
 class ToolResult(_Event):
-    """The one result of a call. `content` is JSON text."""
+    """The one result of a call. `content` is JSON text. Where an attempt reported it: `node` and `pid` are its process,
+    `took_s` is how long its handler ran."""
 
     type: Literal["tool_result"] = "tool_result"
     tool_call_id: str
@@ -145,6 +201,9 @@ class ToolResult(_Event):
     content: str
     is_error: bool = False
     source: ResultSource = "tool"
+    node: str = ""
+    pid: int = 0
+    took_s: float | None = None
 
 
 class ToolEvidence(_Event):
@@ -185,6 +244,14 @@ class RunCancelled(_Event):
     reason: str
 
 
+class RunTimedOut(_Event):
+    """Nobody decided in time. Calls that wait stay open: a resumed run asks anew."""
+
+    type: Literal["run_timed_out"] = "run_timed_out"
+    reason: str
+    tool_call_id: str | None = None
+
+
 class RunRequeued(_Event):
     type: Literal["run_requeued"] = "run_requeued"
     by: str
@@ -199,12 +266,17 @@ Event = (
     | ToolCallStarted
     | ToolCallRetried
     | ToolCallUnsettled
+    | ToolCallSettled
+    | ApprovalRequested
+    | ApprovalDecided
+    | ApprovalExpired
     | ToolResult
     | ToolEvidence
     | CancelRequested
     | RunCompleted
     | RunFailed
     | RunCancelled
+    | RunTimedOut
     | RunRequeued
 )
 

@@ -2,9 +2,10 @@
 
 A command is a request to append under a guard. There are three kinds (who may append, and what is compared):
 the owner's (`Append`, `Retry`: epoch and position), facts (`Mark`, `Leave`, `Result`, `Unsettle`: the call's own
-row) and decisions (`Create`, `Claim`, `Answer`, `Cancel`, `Requeue`, `Abandon`: what they decide on). All guards
-are compared inside the transaction that appends. Every command may be sent again when its answer was lost; facts
-and decisions then answer "already there", permissions (`Mark`, `Leave`, `Claim`) are checked anew.
+row) and decisions (`Create`, `Claim`, `Answer`, `Decide`, `Settle`, `Expire`, `Cancel`, `Requeue`, `Abandon`: what
+they decide on). All guards are compared inside the transaction that appends. Every command may be sent again when its
+answer was lost; facts and decisions then answer "already there", permissions (`Mark`, `Leave`, `Claim`) are checked
+anew.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from typing import Literal, Protocol
 
 from .errors import PerdureError
 from .events import (
+    ApprovalDecided,
     CancelRequested,
+    Decision,
     Event,
     RunCreated,
     RunFailed,
     RunRequeued,
     Stored,
     ToolCallRetried,
+    ToolCallSettled,
     ToolCallStarted,
     ToolCallUnsettled,
     ToolResult,
@@ -29,6 +33,9 @@ from .events import (
 )
 from .states import Status
 
+Gate = Literal["", "due", "asked", "approved", "expired"]
+"""How a call stands with its approval: it needs none; it is to be asked for (anew); it is asked for; it is given; its
+time has passed."""
 Clock = Callable[[], float]
 """Seconds since the epoch on the store's clock."""
 
@@ -57,9 +64,13 @@ class RunRow:
     decisions: tuple[str, ...] = ()
     """Event ids of the newest cancels, requeues and failures: one that is sent again is recognised."""
     error: str | None = None
-    """Error code of a failed run, reason of a cancelled one."""
+    """Error code of a failed run, reason of a cancelled or timed out one."""
     end_seq: int | None = None
     """seq of the terminal event."""
+    due_at: float | None = None
+    """When the first open question of the run expires, on the store's clock."""
+    parked: bool = False
+    """It came to wait for a person since it was last claimed or resumed: the next claim is no respawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +83,7 @@ class CallRow:
     name: str
     effect: str
     attempt: int = 1
+    """The attempt that may run, 0 for a call that a person has to approve before there is one."""
     started_attempt: int = 0
     """The newest attempt that holds a start mark, 0 for none."""
     nonce: str = ""
@@ -84,6 +96,19 @@ class CallRow:
     pid_started: float = 0.0
     lock: str = ""
     unsettled: bool = False
+    gate: Gate = ""
+    question: str = ""
+    """Id of the newest question about the call, answered or not: of its approval, or whether it took effect."""
+    digest: str = ""
+    """What the approval is bound to."""
+    due_at: float | None = None
+    """When the open approval question expires."""
+    default: Decision | None = None
+    """What is decided then."""
+    decided: str = ""
+    """Event ids of the decisions about the call, with spaces between."""
+    decision_text: str = ""
+    """How, by whom and when `question` was decided; empty while it is not."""
     result_seq: int | None = None
     result_id: str = ""
     evidence_ids: str = ""
@@ -94,7 +119,17 @@ class CallRow:
     @property
     def started(self) -> bool:
         """Whether the current attempt may have acted."""
-        return self.started_attempt == self.attempt
+        return 0 < self.attempt == self.started_attempt
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is open and a person's move."""
+        return self.result_seq is None and (self.unsettled or self.gate in ("asked", "expired"))
+
+    @property
+    def barred(self) -> bool:
+        """Whether no attempt may begin or be opened before a person has decided."""
+        return self.unsettled or self.gate in ("due", "asked", "expired")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +162,7 @@ class Claim:
     event_id: str
     lease: str
     seen_epoch: int
-    reason: Literal["start", "respawn", "hung", "node_lost", "recovery"] = "start"
+    reason: Literal["start", "respawn", "hung", "node_lost", "recovery", "decision"] = "start"
     charged: bool = False
 
 
@@ -198,6 +233,33 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Decide:
+    """A person's answer to an approval question: granted while that question is open, not expired, and about exactly
+    this digest. A rejection closes the call in the same transaction."""
+
+    run_id: str
+    event: ApprovalDecided
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """A person's answer to "did this happen?", about the attempt that was asked about. `content` is the result of a
+    call that happened, as JSON text."""
+
+    run_id: str
+    event: ToolCallSettled
+    content: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """The supervisor's timer: what is due by the store's clock expires or gets its default decision."""
+
+    run_id: str
+    lease: str
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
     run_id: str
     event: CancelRequested
@@ -219,7 +281,23 @@ class Abandon:
     event: RunFailed
 
 
-Command = Create | Claim | Append | Mark | Leave | Retry | Result | Unsettle | Answer | Cancel | Requeue | Abandon
+Command = (
+    Create
+    | Claim
+    | Append
+    | Mark
+    | Leave
+    | Retry
+    | Result
+    | Unsettle
+    | Answer
+    | Decide
+    | Settle
+    | Expire
+    | Cancel
+    | Requeue
+    | Abandon
+)
 
 Reason = Literal[
     "not_found",
@@ -233,6 +311,9 @@ Reason = Literal[
     "closed",
     "superseded",
     "taken",
+    "gated",
+    "decided",
+    "expired",
     "illegal",
 ]
 
@@ -285,10 +366,14 @@ class EventLog(Protocol):
         batch: str | None = None,
         ids: Sequence[str] | None = None,
         prefix: str | None = None,
+        due_before: float | None = None,
         oldest_first: bool = False,
         limit: int | None = None,
     ) -> list[RunRow]:
-        """Runs that match all filters; by priority and age if `oldest_first`, else the newest first."""
+        """Runs that match all filters; by priority and age if `oldest_first`, else the newest first.
+
+        `due_before` means runs of which an open question expires by then.
+        """
         ...
 
     async def counts(self, batch: str | None = None) -> dict[Status, int]:

@@ -56,6 +56,7 @@ class MemoryLog:
         batch: str | None = None,
         ids: Sequence[str] | None = None,
         prefix: str | None = None,
+        due_before: float | None = None,
         oldest_first: bool = False,
         limit: int | None = None,
     ) -> list[RunRow]:
@@ -66,6 +67,7 @@ class MemoryLog:
             and (batch is None or row.batch == batch)
             and (ids is None or row.run_id in ids)
             and (prefix is None or row.run_id.startswith(prefix))
+            and (due_before is None or (row.due_at is not None and row.due_at <= due_before))
         ]
         if oldest_first:
             rows.sort(key=lambda row: (-row.priority, row.created_at, row.run_id))

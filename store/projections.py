@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
 
 from .errors import IllegalTransition
 from .events import (
+    ApprovalDecided,
+    ApprovalExpired,
+    ApprovalRequested,
     AssistantMessage,
     CancelRequested,
+    Decision,
     Event,
     RunCancelled,
     RunClaimed,
@@ -17,8 +22,12 @@ from .events import (
     RunCreated,
     RunFailed,
     RunRequeued,
+    RunTimedOut,
+    Settlement,
+    Stored,
     ToolCallRequested,
     ToolCallRetried,
+    ToolCallSettled,
     ToolCallStarted,
     ToolCallUnsettled,
     ToolEvidence,
@@ -26,15 +35,19 @@ from .events import (
     Usage,
     canonical,
 )
-from .log import (
-    CallRow,
-    RunRow,
-)
-from .states import status_after
+from .log import CallRow, RunRow
+from .states import Status, status_after
 
 CHARGES_KEPT = 20
 """How many times of charged claims a run's row keeps."""
 DECISIONS_KEPT = 8
+_WORDS: Final[dict[Decision | Settlement, str]] = {
+    "approve": "approved",
+    "reject": "rejected",
+    "happened": "settled as happened",
+    "not_happened": "settled as not happened",
+    "abandon": "abandoned",
+}
 
 
 class OpenCall(Protocol):
@@ -52,7 +65,7 @@ class OpenCall(Protocol):
 
 def closing_text(call: OpenCall) -> str:
     """What is true of an open call that is closed without a result of its own."""
-    if call.effect == "non_idempotent" and not call.started:
+    if not call.attempt or (call.effect == "non_idempotent" and not call.started):
         return "cancelled: never started"
     if call.effect == "non_idempotent":
         return f"cancelled: outcome unknown, attempt {call.attempt} had started and may have taken effect"
@@ -75,42 +88,92 @@ def closing_results(calls: Iterable[OpenCall]) -> tuple[ToolResult, ...]:
     )
 
 
-def fold_row(row: RunRow, event: Event, seq: int, now: float, open_calls: int) -> RunRow:
-    """The run's projection after an event. Raises IllegalTransition."""
-    changes: dict[str, Any] = {}
-    fold_changes(row, changes, event, seq, now, open_calls)
-    return replace(row, **changes)
+class Fold:
+    """The rows of one run while events are folded into them. The run's row is made once, however many events come."""
+
+    def __init__(self, row: RunRow, calls: Mapping[str, CallRow]) -> None:
+        self.calls = dict(calls)
+        self.touched: dict[str, None] = {}
+        """Ids of the calls that have changed, in order of change."""
+        self._row, self._changes = row, dict[str, Any]()
+        self._open = self._waiting = 0
+        for call in calls.values():
+            self._count(call, 1)
+
+    @property
+    def row(self) -> RunRow:
+        return replace(self._row, **self._changes)
+
+    @property
+    def status(self) -> Status:
+        status: Status = self._changes.get("status", self._row.status)
+        return status
+
+    @property
+    def open_calls(self) -> tuple[CallRow, ...]:
+        return tuple(call for call in self.calls.values() if call.result_seq is None)
+
+    def add(self, event: Event, now: float) -> Stored:
+        """Fold the next event; its place in the log. Raises IllegalTransition: then the fold is of no more use."""
+        row, changes = self._row, self._changes
+        seq: int = changes.get("seq", row.seq) + 1
+        if isinstance(event, RunRequeued):
+            for call in [call for call in self.calls.values() if call.waits]:
+                self._put(_to_be_asked_anew(call))
+        elif changed := fold_call(self.calls, row.run_id, event, seq, now):
+            self._put(changed)
+        if not isinstance(event, RunCreated):
+            changes["status"] = status = status_after(self.status, event, self._open, self._waiting)
+            if status is Status.AWAITING_APPROVAL:
+                changes["parked"] = True
+        changes["seq"], changes["updated_at"] = seq, now
+        _fold_run(row, changes, event, seq, now)
+        return Stored(seq, now, changes.get("epoch", row.epoch), event)
+
+    def _put(self, call: CallRow) -> None:
+        before = self.calls.get(call.tool_call_id)
+        if before:
+            self._count(before, -1)
+        self._count(call, 1)
+        self.calls[call.tool_call_id] = call
+        self.touched[call.tool_call_id] = None
+        if call.due_at != (before.due_at if before else None):
+            due = [call.due_at for call in self.calls.values() if call.due_at is not None]
+            self._changes["due_at"] = min(due, default=None)
+
+    def _count(self, call: CallRow, by: int) -> None:
+        if call.result_seq is None:
+            self._open += by
+            if call.waits:
+                self._waiting += by
 
 
-def fold_changes(row: RunRow, changes: dict[str, Any], event: Event, seq: int, now: float, open_calls: int) -> None:
-    """Fold an event into `changes`, the fields that differ from `row` by now: one new row for many events."""
-    if not isinstance(event, RunCreated):
-        changes["status"] = status_after(changes.get("status", row.status), event, open_calls)
-    changes["seq"], changes["updated_at"] = seq, now
+def _fold_run(row: RunRow, changes: dict[str, Any], event: Event, seq: int, now: float) -> None:
+    """Fold what an event says about the run itself into `changes`, the fields that differ from `row` by now."""
     if isinstance(event, CancelRequested | RunRequeued | RunFailed):
         changes["decisions"] = (*changes.get("decisions", row.decisions), event.event_id)[-DECISIONS_KEPT:]
     match event:
         case RunClaimed():
-            changes |= {"epoch": event.epoch, "claim_id": event.event_id}
+            changes |= {"epoch": event.epoch, "claim_id": event.event_id, "parked": False}
             if event.charged:
                 changes["charges"] = (*changes.get("charges", row.charges), now)[-CHARGES_KEPT:]
         case AssistantMessage():
             changes["turns"] = changes.get("turns", row.turns) + 1
             changes["usage"] = add_usage(changes.get("usage", row.usage), event.usage)
         case CancelRequested():
-            changes["cancel"] = True
+            changes |= {"cancel": True, "due_at": None}
         case RunCompleted():
             changes["end_seq"] = seq
         case RunFailed():
-            changes |= {"end_seq": seq, "error": event.code}
-        case RunCancelled():
-            changes |= {"end_seq": seq, "error": event.reason}
+            changes |= {"end_seq": seq, "error": event.code, "due_at": None}
+        case RunCancelled() | RunTimedOut():
+            changes |= {"end_seq": seq, "error": event.reason, "due_at": None}
         case RunRequeued():
-            changes |= {"end_seq": None, "error": None, "cancel": False, "charges": ()}
+            changes |= {"end_seq": None, "error": None, "cancel": False, "charges": (), "parked": False}
 
 
 def fold_call(calls: Mapping[str, CallRow], run_id: str, event: Event, seq: int, now: float) -> CallRow | None:
-    """The call's projection after an event; None for an event that is about no call."""
+    """The call's projection after an event; None for an event that is about no call. Raises IllegalTransition."""
     match event:
         case ToolCallRequested():
             if event.tool_call_id in calls:
@@ -131,18 +194,65 @@ def fold_call(calls: Mapping[str, CallRow], run_id: str, event: Event, seq: int,
             )
         case ToolCallRetried():
             return replace(calls[event.tool_call_id], attempt=event.attempt, unsettled=False)
-        case ToolCallUnsettled():
-            return replace(calls[event.tool_call_id], unsettled=True)
         case ToolResult():
-            call = calls.get(event.tool_call_id)
-            if call is None or call.result_seq is not None:
-                raise IllegalTransition("closed", event.type, f"call {event.tool_call_id} is not open")
-            return replace(call, result_seq=seq, result_id=event.event_id)
+            return replace(_open_call(calls, event), result_seq=seq, result_id=event.event_id, due_at=None)
         case ToolEvidence():
             call = calls[event.tool_call_id]
             call = replace(call, evidence_ids=f"{call.evidence_ids} {event.event_id}".strip())
             return call if event.is_error else replace(call, evidence_seq=seq)
+        case ToolCallUnsettled():
+            call = calls[event.tool_call_id]
+            return replace(call, unsettled=True, question=event.event_id, decision_text="")
+        case ApprovalRequested():
+            return _asked(_open_call(calls, event), event, now)
+        case ApprovalDecided():
+            call = _decided(calls[event.tool_call_id], event, now)
+            return replace(call, gate="approved" if event.decision == "approve" else call.gate, due_at=None)
+        case ApprovalExpired():
+            return replace(calls[event.tool_call_id], gate="expired", due_at=None)
+        case ToolCallSettled():
+            return replace(_decided(calls[event.tool_call_id], event, now), unsettled=False)
     return None
+
+
+def _open_call(calls: Mapping[str, CallRow], event: ToolResult | ApprovalRequested) -> CallRow:
+    call = calls.get(event.tool_call_id)
+    if call is None or call.result_seq is not None:
+        raise IllegalTransition("closed", event.type, f"call {event.tool_call_id} is not open")
+    return call
+
+
+def _asked(call: CallRow, event: ApprovalRequested, now: float) -> CallRow:
+    """A call of which nothing was ever dispatched is put to a person; it has no attempt until it is approved."""
+    if call.gate in ("asked", "expired"):
+        raise IllegalTransition(call.gate, event.type, f"call {call.tool_call_id} is asked about already")
+    if call.started_attempt or call.attempt != (0 if call.gate else 1):
+        raise IllegalTransition("dispatched", event.type, f"call {call.tool_call_id} may have begun")
+    return replace(
+        call,
+        gate="asked",
+        attempt=0,
+        question=event.event_id,
+        digest=event.digest,
+        due_at=None if event.timeout_s is None else now + event.timeout_s,
+        default=event.default,
+        decision_text="",
+    )
+
+
+def _decided(call: CallRow, event: ApprovalDecided | ToolCallSettled, now: float) -> CallRow:
+    """A call with the record of who decided what, and when."""
+    what = _WORDS[event.decision if isinstance(event, ApprovalDecided) else event.outcome]
+    when = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    text = f"{what} by {event.by} at {when}" + (f": {event.reason}" if event.reason else "")
+    return replace(call, decided=f"{call.decided} {event.event_id}".strip(), decision_text=text)
+
+
+def _to_be_asked_anew(call: CallRow) -> CallRow:
+    """A waiting call of a run that is resumed: nobody has answered, and the question stands no more."""
+    if call.gate in ("asked", "expired"):
+        return replace(call, gate="due", question="", due_at=None)
+    return replace(call, unsettled=False)
 
 
 def add_usage(a: Usage, b: Usage) -> Usage:

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, assert_never
+from typing import assert_never
 
+from .decisions import decide, expire, outcome_of_waiting, settle
 from .errors import IllegalTransition
 from .events import (
+    ApprovalRequested,
     AssistantMessage,
     Event,
     RunCancelled,
     RunClaimed,
     RunCompleted,
     RunFailed,
-    RunRequeued,
     Stored,
     ToolCallRequested,
     ToolEvidence,
@@ -36,6 +37,8 @@ from .log import (
     Claim,
     Command,
     Create,
+    Decide,
+    Expire,
     Leave,
     Mark,
     Reason,
@@ -44,10 +47,11 @@ from .log import (
     Result,
     Retry,
     RunRow,
+    Settle,
     Unsettle,
     Verdict,
 )
-from .projections import closing_results, fold_call, fold_changes
+from .projections import Fold, closing_results
 from .states import TERMINAL, Status
 
 Key = tuple[str, str]
@@ -55,6 +59,7 @@ _OWNERS_EVENTS = (
     TurnStarted,
     AssistantMessage,
     ToolCallRequested,
+    ApprovalRequested,
     ToolResult,
     RunCompleted,
     RunFailed,
@@ -108,8 +113,7 @@ class Book:
             case Mark():
                 return self._mark(command)
             case Leave():
-                row = self._beginnable(command.run_id, command.tool_call_id, command.attempt)[0]
-                return Accepted(row)
+                return Accepted(self._beginnable(command.run_id, command.tool_call_id, command.attempt)[0])
             case Retry():
                 return self._retry(command)
             case Result():
@@ -118,6 +122,16 @@ class Book:
                 return self._unsettle(command)
             case Answer():
                 return self._answer(command)
+            case Decide():
+                row, call = self._call(command.run_id, command.event.tool_call_id)
+                return self._write_if_new(row, decide(row, call, command.event, self.now))
+            case Settle():
+                row, call = self._call(command.run_id, command.event.tool_call_id)
+                return self._write_if_new(row, settle(row, call, command))
+            case Expire():
+                row = self._row(command.run_id)
+                self._leased(command.lease)
+                return self._write_if_new(row, expire(row, self._open(row.run_id), self.now))
             case Cancel():
                 return self._cancel(command)
             case Requeue():
@@ -146,7 +160,7 @@ class Book:
             created_at=self.now,
             updated_at=self.now,
         )
-        return self._write(row, {}, [event])
+        return self._write(row, [event])
 
     def _claim(self, command: Claim) -> Accepted:
         row = self._row(command.run_id)
@@ -164,7 +178,7 @@ class Book:
             reason=command.reason,
             charged=command.charged,
         )
-        return self._write(row, self.calls.get(row.run_id, {}), [event])
+        return self._write(row, [event])
 
     def _cancel(self, command: Cancel) -> Accepted:
         row = self._row(command.run_id)
@@ -175,10 +189,11 @@ class Book:
         if row.cancel:
             return Accepted(row, already=True)
         events: list[Event] = [command.event]
-        if row.status is Status.QUEUED:
+        if row.status in (Status.QUEUED, Status.AWAITING_APPROVAL):  # no owner is there, or due, to do it
+            by = "before it started" if row.status is Status.QUEUED else f"by {command.event.by}"
             events += closing_results(self._open(row.run_id))
-            events.append(RunCancelled(reason=command.event.reason or "cancelled before it started"))
-        return self._write(row, self.calls.get(row.run_id, {}), events)
+            events.append(RunCancelled(reason=command.event.reason or f"cancelled {by}"))
+        return self._write(row, events)
 
     def _requeue(self, command: Requeue) -> Accepted:
         row = self._row(command.run_id)
@@ -188,7 +203,7 @@ class Book:
             raise Refused("ended", f"run {row.run_id} is completed; there is nothing to resume")
         if row.status not in TERMINAL:
             raise Refused("not_ended", f"run {row.run_id} is {row.status}; it goes on by itself")
-        return self._write(row, self.calls.get(row.run_id, {}), [command.event])
+        return self._write(row, [command.event])
 
     def _abandon(self, command: Abandon) -> Accepted:
         row = self._row(command.run_id)
@@ -199,7 +214,7 @@ class Book:
             raise Refused("ended", f"run {row.run_id} has already ended as {row.status}")
         if row.epoch != command.seen_epoch:
             raise Refused("stale_epoch", f"run {row.run_id} was claimed by another owner (epoch {row.epoch})")
-        return self._write(row, self.calls.get(row.run_id, {}), [command.event])
+        return self._write(row, [command.event])
 
     # -- the owner ----------------------------------------------------------------------------------------
 
@@ -225,19 +240,21 @@ class Book:
         for event in fresh:
             if not isinstance(event, _OWNERS_EVENTS):
                 raise Refused("illegal", f"run {row.run_id}: {event.type} is not the owner's to append")
-            if row.cancel and isinstance(event, ToolCallRequested):
+            if row.cancel and isinstance(event, ToolCallRequested | ApprovalRequested):
                 raise Refused("cancelled", f"run {row.run_id} is being cancelled")
-        done = self._write(row, self.calls.get(row.run_id, {}), fresh)
+            if isinstance(event, ApprovalRequested) and self._has_attempt(row.run_id, event.tool_call_id):
+                raise Refused("illegal", f"call {event.tool_call_id} of run {row.run_id} may have begun unasked")
+        done = self._write(row, fresh)
         return replace(done, events=newer[:known] + done.events) if known else done
 
     def _retry(self, command: Retry) -> Accepted:
         event = command.event
-        row, call = self._beginnable(command.run_id, event.tool_call_id, event.attempt - 1)
+        row, call = self._beginnable(command.run_id, event.tool_call_id, event.attempt - 1, first=0)
         if call.started_attempt != command.seen_started:
             raise Refused("superseded", f"call {call.tool_call_id} of run {row.run_id} has begun meanwhile")
         if row.epoch != command.epoch:
             raise Refused("stale_epoch", f"run {row.run_id} has a newer owner: epoch {row.epoch}")
-        return self._write(row, self.calls[row.run_id], [event])
+        return self._write(row, [event])
 
     # -- facts about calls --------------------------------------------------------------------------------
 
@@ -245,7 +262,7 @@ class Book:
         event = command.event
         row, call = self._beginnable(command.run_id, event.tool_call_id, event.attempt)
         if call.started_attempt < event.attempt:
-            return self._write(row, self.calls[row.run_id], [event])
+            return self._write(row, [event])
         if call.nonce != event.nonce:
             raise Refused("taken", f"call {call.tool_call_id} of run {row.run_id}: another task holds this attempt")
         return Accepted(row, already=True, calls=self._open(row.run_id))
@@ -255,6 +272,8 @@ class Book:
         row, call = self._call(command.run_id, event.tool_call_id)
         if event.event_id in (call.result_id, *call.evidence_ids.split()):
             return Accepted(row, already=True, calls=self._open(row.run_id))
+        if not call.attempt and call.result_seq is None:
+            raise Refused("gated", f"call {call.tool_call_id} of run {row.run_id} has no attempt yet")
         success_in_time = not event.is_error and not call.started
         if call.result_seq is not None:
             why = "the call already has its result"
@@ -263,7 +282,7 @@ class Book:
         elif event.attempt != call.attempt and not success_in_time:
             why = f"attempt {call.attempt} has superseded this one"
         else:
-            return self._write(row, self.calls[row.run_id], [event])
+            return self._write(row, [event])
         evidence = ToolEvidence(
             event_id=event.event_id,
             tool_call_id=event.tool_call_id,
@@ -272,20 +291,23 @@ class Book:
             is_error=event.is_error,
             why=why,
         )
-        return self._write(row, self.calls[row.run_id], [evidence])
+        return self._write(row, [evidence])
 
     def _unsettle(self, command: Unsettle) -> Accepted:
         row, call = self._current(command.run_id, command.event.tool_call_id, command.event.attempt)
         if call.unsettled:
             return Accepted(row, already=True, calls=self._open(row.run_id))
-        return self._write(row, self.calls[row.run_id], [command.event])
+        if call.question == command.event.event_id:
+            raise Refused("superseded", f"call {call.tool_call_id} of run {row.run_id}: the question was open once")
+        return self._write(row, [command.event])
 
     def _answer(self, command: Answer) -> Accepted:
         row, call = self._call(command.run_id, command.event.tool_call_id)
         if call.result_id == command.event.event_id:
             return Accepted(row, already=True, calls=self._open(row.run_id))
-        row = self._beginnable(command.run_id, command.event.tool_call_id, command.event.attempt)[0]
-        return self._write(row, self.calls[row.run_id], [command.event])
+        row, call = self._current(command.run_id, call.tool_call_id, command.event.attempt)
+        self._not_cancelled(row)
+        return self._write(row, [command.event])
 
     # -- guards -------------------------------------------------------------------------------------------
 
@@ -306,53 +328,58 @@ class Book:
             raise Refused("not_found", f"run {run_id} has no call {call_id}")
         return row, call
 
-    def _current(self, run_id: str, call_id: str, attempt: int) -> tuple[RunRow, CallRow]:
-        """An open call of a run that has not ended, at this attempt."""
+    def _current(self, run_id: str, call_id: str, attempt: int, first: int = 1) -> tuple[RunRow, CallRow]:
+        """An open call of a run that has not ended, at this attempt; `first` is the lowest that will do."""
         row, call = self._call(run_id, call_id)
         reason: Reason | None = None
         if row.status in TERMINAL:
             reason = "ended"
         elif call.result_seq is not None:
             reason = "closed"
+        elif call.attempt < first or call.gate in ("due", "asked", "expired"):
+            reason = "gated"
         elif call.attempt != attempt:
             reason = "superseded"
         if reason:
             raise Refused(reason, f"call {call_id} of run {run_id}, attempt {attempt}: {reason}")
         return row, call
 
-    def _beginnable(self, run_id: str, call_id: str, attempt: int) -> tuple[RunRow, CallRow]:
-        row, call = self._current(run_id, call_id, attempt)
-        if row.cancel:
-            raise Refused("cancelled", f"run {run_id} is being cancelled")
+    def _beginnable(self, run_id: str, call_id: str, attempt: int, first: int = 1) -> tuple[RunRow, CallRow]:
+        """A current attempt that may begin, or be followed by another: nobody has been asked what became of it."""
+        row, call = self._current(run_id, call_id, attempt, first)
+        self._not_cancelled(row)
+        if call.barred:
+            raise Refused("gated", f"call {call_id} of run {run_id} waits for a person")
         return row, call
+
+    def _not_cancelled(self, row: RunRow) -> None:
+        if row.cancel:
+            raise Refused("cancelled", f"run {row.run_id} is being cancelled")
+
+    def _has_attempt(self, run_id: str, call_id: str) -> bool:
+        call = self.calls.get(run_id, {}).get(call_id)
+        return call is not None and call.attempt > 0
 
     def _open(self, run_id: str) -> tuple[CallRow, ...]:
         return tuple(call for call in self.calls.get(run_id, {}).values() if call.result_seq is None)
 
     # -- writing ------------------------------------------------------------------------------------------
 
-    def _write(self, row: RunRow, calls: Mapping[str, CallRow], events: Sequence[Event]) -> Accepted:
+    def _write_if_new(self, row: RunRow, events: Sequence[Event]) -> Accepted:
+        if not events:
+            return Accepted(row, already=True, calls=self._open(row.run_id))
+        return self._write(row, events)
+
+    def _write(self, row: RunRow, events: Sequence[Event]) -> Accepted:
         """Fold events into copies of the rows; nothing is kept unless every event is legal."""
-        calls, stored = dict(calls), []
-        touched: dict[str, None] = {}
-        changes: dict[str, Any] = {}
-        open_calls = sum(call.result_seq is None for call in calls.values())
-        for seq, event in enumerate(events, start=row.seq + 1):
-            if call := fold_call(calls, row.run_id, event, seq, self.now):
-                was_open = call.tool_call_id in calls and calls[call.tool_call_id].result_seq is None
-                open_calls += (call.result_seq is None) - was_open
-                calls[call.tool_call_id] = call
-                touched[call.tool_call_id] = None
-            elif isinstance(event, RunRequeued):
-                asked = [call for call in calls.values() if call.unsettled and call.result_seq is None]
-                calls.update((call.tool_call_id, replace(call, unsettled=False)) for call in asked)
-                touched.update((call.tool_call_id, None) for call in asked)
-            fold_changes(row, changes, event, seq, self.now, open_calls)
-            stored.append(Stored(seq, self.now, changes.get("epoch", row.epoch), event))
-        row = replace(row, **changes)
+        fold = Fold(row, self.calls.get(row.run_id, {}))
+        stored = [fold.add(event, self.now) for event in events]
+        if fold.status is Status.AWAITING_APPROVAL:
+            stored += [fold.add(event, self.now) for event in outcome_of_waiting(fold.row, fold.open_calls)]
+        row = fold.row
         self.runs[row.run_id] = row
-        self.calls[row.run_id] = calls
+        self.calls[row.run_id] = fold.calls
         self.events.setdefault(row.run_id, []).extend(stored)
         self.changed_runs.add(row.run_id)
-        self.changed_calls.update(((row.run_id, call_id), None) for call_id in touched)
-        return Accepted(row, tuple(stored), calls=self._open(row.run_id))
+        self.changed_calls.update(((row.run_id, call_id), None) for call_id in fold.touched)
+        return Accepted(row, tuple(stored), calls=fold.open_calls)

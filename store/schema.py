@@ -47,8 +47,8 @@ def _number(name: str, nullable: bool = False) -> Column[Any]:
     return Column(name, BigInteger, nullable=nullable)
 
 
-def _seconds(name: str) -> Column[Any]:
-    return Column(name, Double, nullable=False)
+def _seconds(name: str, nullable: bool = False) -> Column[Any]:
+    return Column(name, Double, nullable=nullable)
 
 
 meta: Final = Table("meta", metadata, Column("key", Text, primary_key=True), _text("value"))
@@ -89,10 +89,14 @@ runs: Final = Table(
     _text("decisions"),
     _text("error", nullable=True),
     _number("end_seq", nullable=True),
+    _seconds("due_at", nullable=True),
+    Column("parked", Boolean, nullable=False),
 )
 Index("runs_sweep", runs.c.status, runs.c.priority.desc(), runs.c.created_at, runs.c.run_id)
 Index("runs_newest", runs.c.created_at.desc(), runs.c.run_id)
 Index("runs_batch", runs.c.batch, runs.c.status)
+_is_due = runs.c.due_at.is_not(None)
+Index("runs_due", runs.c.due_at, sqlite_where=_is_due, postgresql_where=_is_due)
 
 calls: Final = Table(
     "calls",
@@ -113,6 +117,13 @@ calls: Final = Table(
     _seconds("pid_started"),
     _text("lock"),
     Column("unsettled", Boolean, nullable=False),
+    _text("gate"),
+    _text("question"),
+    _text("digest"),
+    _seconds("due_at", nullable=True),
+    _text("default", nullable=True),
+    _text("decided"),
+    _text("decision_text"),
     _number("result_seq", nullable=True),
     _text("result_id"),
     _text("evidence_ids"),
@@ -142,11 +153,11 @@ _lease_values: Final[Callable[[Lease], tuple[Any, ...]]] = attrgetter(*leases.c.
 
 def run_row(row: Sequence[Any]) -> RunRow:
     """The projection of a run from a row of `runs`."""
-    run_id, status, *plain, cancel, claim_id, charges, decisions, error, end_seq = row
+    run_id, status, *plain, cancel, claim_id, charges, decisions, error, end_seq, due_at, parked = row
     kept = len(plain) - len(_USAGE)
     usage = Usage(**dict(zip(_USAGE, plain[kept:], strict=True)))
     values: list[Any] = [run_id, Status(status), *plain[:kept], usage, cancel, claim_id]
-    values += [_parsed(charges), _parsed(decisions), error, end_seq]
+    values += [_parsed(charges), _parsed(decisions), error, end_seq, due_at, parked]
     return RunRow(*values)
 
 
@@ -176,6 +187,8 @@ def run_values(run: RunRow) -> tuple[Any, ...]:
         json.dumps(run.decisions) if run.decisions else "[]",
         run.error,
         run.end_seq,
+        run.due_at,
+        run.parked,
     )
 
 

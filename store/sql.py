@@ -214,6 +214,7 @@ class SqlLog:
         batch: str | None = None,
         ids: Sequence[str] | None = None,
         prefix: str | None = None,
+        due_before: float | None = None,
         oldest_first: bool = False,
         limit: int | None = None,
     ) -> list[RunRow]:
@@ -226,6 +227,8 @@ class SqlLog:
             statement = statement.where(runs.c.run_id >= prefix)
             if end := prefix_end(prefix):
                 statement = statement.where(runs.c.run_id < end)
+        if due_before is not None:
+            statement = statement.where(runs.c.due_at <= due_before)
         if oldest_first:
             statement = statement.order_by(runs.c.priority.desc(), runs.c.created_at, runs.c.run_id)
         else:

@@ -49,12 +49,25 @@ LIVE: Final = frozenset({Status.QUEUED, Status.RUNNING, Status.AWAITING_TOOL})
 """States that need an actor, now or as soon as a slot is free."""
 
 _ANY_TIME: Final = frozenset({"tool_evidence"})
-_NEEDS_OPEN_CALL: Final = frozenset({"tool_call_started", "tool_call_retried", "tool_call_unsettled"})
+_OF_CALLS: Final = frozenset(
+    {
+        "tool_call_requested",
+        "tool_call_retried",
+        "tool_call_unsettled",
+        "tool_call_settled",
+        "approval_requested",
+        "approval_decided",
+        "approval_expired",
+        "tool_result",
+    }
+)
+"""Events after which the open calls say where the run stands."""
 _IN_A_TURN: Final = frozenset({"turn_started", "assistant_message"})
 _ENDS: Final = {
     "run_completed": Status.COMPLETED,
     "run_failed": Status.FAILED,
     "run_cancelled": Status.CANCELLED,
+    "run_timed_out": Status.TIMED_OUT,
 }
 
 
@@ -64,11 +77,11 @@ def _move(status: Status, to: Status, event: Event) -> Status:
     raise IllegalTransition(status, event.type)
 
 
-def status_after(status: Status, event: Event, open_calls: int) -> Status:
+def status_after(status: Status, event: Event, open_calls: int, waiting_calls: int) -> Status:
     """The status after `event`.
 
     `open_calls` counts the calls without a result once the event has been applied: a request adds one, a result
-    takes one away. Raises IllegalTransition.
+    takes one away. `waiting_calls` are those of them that wait for a person. Raises IllegalTransition.
     """
     kind = event.type
     if kind in _ANY_TIME:
@@ -83,17 +96,22 @@ def status_after(status: Status, event: Event, open_calls: int) -> Status:
         return _move(status, _ENDS[kind], event)
     if kind == "run_claimed":
         running = _move(status, Status.RUNNING, event) if status is Status.QUEUED else status
-        return _move(running, Status.AWAITING_TOOL, event) if open_calls else running
+        return _move(running, _with_calls(open_calls, waiting_calls), event) if open_calls else running
     if kind == "cancel_requested":
         return status
-    if kind == "tool_call_requested":
-        return _move(status, Status.AWAITING_TOOL, event)
-    if kind == "tool_result":
-        if status is Status.QUEUED:  # a requeued run that is cancelled before it is claimed closes its calls
-            return status
-        return _move(status, Status.AWAITING_TOOL if open_calls else Status.RUNNING, event)
-    if kind in _NEEDS_OPEN_CALL and status is Status.AWAITING_TOOL:
+    if kind in _OF_CALLS:
+        if status is Status.QUEUED and kind == "tool_result":
+            return status  # a requeued run that is cancelled before it is claimed closes its calls
+        return _move(status, _with_calls(open_calls, waiting_calls), event)
+    if kind == "tool_call_started" and status is Status.AWAITING_TOOL:
         return status
     if kind in _IN_A_TURN and status is Status.RUNNING:
         return status
     raise IllegalTransition(status, kind)
+
+
+def _with_calls(open_calls: int, waiting_calls: int) -> Status:
+    """Where a run stands by its calls: it waits for a person only when all that is open does."""
+    if not open_calls:
+        return Status.RUNNING
+    return Status.AWAITING_APPROVAL if open_calls == waiting_calls else Status.AWAITING_TOOL

@@ -17,7 +17,7 @@ from perdure.actors.model import ModelReply, ModelRequest
 from perdure.store.events import AgentRef, RunCreated, Stored
 from perdure.store.log import Accepted, CallRow, Claim, Command, Create, EventLog, Lease, RunRow, Verdict
 from perdure.store.memory import SUPERVISOR
-from perdure.store.projections import fold_call, fold_row
+from perdure.store.projections import Fold
 from perdure.store.states import Status
 
 RUN = "r" * 20
@@ -135,34 +135,24 @@ def check_projection(events: Sequence[Stored], row: RunRow, calls: Iterable[Call
     """The log has no gap, folds, and at every prefix says the same as the projections; the last equals the rows."""
     assert [stored.seq for stored in events] == list(range(1, len(events) + 1)), "the log has a gap"
     assert len({stored.event.event_id for stored in events}) == len(events), "an event is in the log twice"
-    refolded = RunRow(
-        **{name: getattr(row, name) for name in ("run_id", "agent", "digest", "batch", "sample", "priority")},
+    fields = ("run_id", "agent", "digest", "batch", "sample", "priority", "created_at")
+    empty = RunRow(
+        **{name: getattr(row, name) for name in fields},
         status=Status.QUEUED,
         seq=0,
         epoch=0,
-        created_at=row.created_at,
         updated_at=row.created_at,
     )
-    rows: dict[str, CallRow] = {}
+    folded = Fold(empty, {})
     state: State | None = None
     for stored in events:
-        if call := fold_call(rows, row.run_id, stored.event, stored.seq, stored.at):
-            rows[call.tool_call_id] = call
-        elif stored.event.type == "run_requeued":
-            rows = {name: _asked_again(call) for name, call in rows.items()}
-        open_calls = sum(call.result_seq is None for call in rows.values())
-        refolded = fold_row(refolded, stored.event, stored.seq, stored.at, open_calls)
+        assert folded.add(stored.event, stored.at) == stored
         state = fold([stored], state)
-        _same(state, refolded, rows)
+        _same(state, folded.row, folded.calls)
     assert state is not None
-    assert refolded == row
-    assert rows == {call.tool_call_id: call for call in calls}
+    assert folded.row == row
+    assert folded.calls == {call.tool_call_id: call for call in calls}
     return state
-
-
-def _asked_again(call: CallRow) -> CallRow:
-    values = {name: getattr(call, name) for name in CallRow.__dataclass_fields__}
-    return CallRow(**(values | ({"unsettled": False} if call.result_seq is None else {})))
 
 
 def _same(state: State, row: RunRow, rows: dict[str, CallRow]) -> None:

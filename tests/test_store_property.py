@@ -18,7 +18,6 @@ from perdure.store.events import (
     RunCompleted,
     RunCreated,
     RunFailed,
-    RunRequeued,
     Stored,
     TurnStarted,
 )
@@ -44,7 +43,7 @@ from perdure.store.log import (
     Verdict,
 )
 from perdure.store.memory import MemoryLog
-from perdure.store.projections import fold_call, fold_row
+from perdure.store.projections import Fold
 from perdure.store.sql import open_log
 from perdure.store.states import Status
 
@@ -169,15 +168,10 @@ def refold(run_id: str, stored: Sequence[Stored]) -> tuple[RunRow, list[CallRow]
         run_id, Status.QUEUED, 0, 0, first.agent.ref, first.agent.digest, first.batch, first.sample, first.priority,
         stored[0].at, stored[0].at,
     )  # fmt: skip
-    calls: dict[str, CallRow] = {}
+    fold = Fold(row, {})
     for item in stored:
-        if call := fold_call(calls, run_id, item.event, item.seq, item.at):
-            calls[call.tool_call_id] = call
-        if isinstance(item.event, RunRequeued):
-            calls = {k: replace(c, unsettled=False) if c.result_seq is None else c for k, c in calls.items()}
-        open_calls = sum(call.result_seq is None for call in calls.values())
-        row = fold_row(row, item.event, item.seq, item.at, open_calls)
-    return row, list(calls.values())
+        assert fold.add(item.event, item.at) == item
+    return fold.row, list(fold.calls.values())
 
 
 async def check(log: EventLog) -> None:
