@@ -11,21 +11,42 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from perdure.store.events import (
     AgentRef,
+    ApprovalDecided,
+    ApprovalRequested,
     AssistantMessage,
     CancelRequested,
+    Decision,
     Effect,
     Event,
     RunCreated,
     RunFailed,
     RunRequeued,
+    Settlement,
     ToolCallRequested,
     ToolCallRetried,
+    ToolCallSettled,
     ToolCallStarted,
     ToolCallUnsettled,
     ToolResult,
     TurnStarted,
 )
-from perdure.store.log import Accepted, Append, Claim, Command, Create, EventLog, Lease, Mark, Refused, Retry, RunRow
+from perdure.store.log import (
+    Accepted,
+    Append,
+    CallRow,
+    Claim,
+    Command,
+    Create,
+    Decide,
+    EventLog,
+    Lease,
+    Mark,
+    Refused,
+    Retry,
+    RunRow,
+    Settle,
+    Unsettle,
+)
 from perdure.store.memory import MemoryLog
 from perdure.store.schema import metadata
 from perdure.store.sql import open_log
@@ -93,7 +114,36 @@ def retry(attempt: int = 2, call_id: str = "c1", epoch: int = 1, seen_started: i
 
 
 def unsettled(call_id: str = "c1", attempt: int = 1) -> ToolCallUnsettled:
-    return ToolCallUnsettled(tool_call_id=call_id, attempt=attempt, why="no probe")
+    """A question whether an attempt happened; its id is `what-CALL-ATTEMPT`."""
+    return ToolCallUnsettled(
+        event_id=f"what-{call_id}-{attempt}", tool_call_id=call_id, attempt=attempt, why="no probe"
+    )
+
+
+def asks(call_id: str = "c1", question: str = "", **fields: Any) -> ApprovalRequested:
+    """A question whether a call may run; its id is `ask-CALL` if none is given."""
+    values: dict[str, Any] = {
+        "event_id": question or f"ask-{call_id}",
+        "tool_call_id": call_id,
+        "name": "refund",
+        "arguments": "{}",
+        "effect": "non_idempotent",
+        "digest": f"digest-{call_id}",
+        "arguments_schema": {"type": "object"},
+    }
+    return ApprovalRequested(**(values | fields))
+
+
+def decides(decision: Decision = "approve", call_id: str = "c1", *, by: str = "ann", **fields: Any) -> Decide:
+    """An answer to what `asks` asks."""
+    values: dict[str, Any] = {"question": f"ask-{call_id}", "digest": f"digest-{call_id}"} | fields
+    return Decide(RUN, ApprovalDecided(tool_call_id=call_id, decision=decision, by=by, **values))
+
+
+def settles(outcome: Settlement, call_id: str = "c1", *, by: str = "ann", content: str = "", **fields: Any) -> Settle:
+    """An answer to what `unsettled` asks."""
+    values: dict[str, Any] = {"question": f"what-{call_id}-1", "attempt": 1} | fields
+    return Settle(RUN, ToolCallSettled(tool_call_id=call_id, outcome=outcome, by=by, **values), content)
 
 
 def cancel(reason: str = "") -> CancelRequested:
@@ -157,6 +207,36 @@ async def running(log: EventLog, run_id: str = RUN) -> RunRow:
 
 async def with_calls(log: EventLog, *requests: ToolCallRequested) -> RunRow:
     """A run in its first turn with these calls open (one non_idempotent one if none are given)."""
-    row = await running(log)
-    events: tuple[Event, ...] = (TurnStarted(turn_index=0), message(), *(requests or (request(),)))
-    return (await accept(log, Append(RUN, row.epoch, row.seq, events))).row
+    return await with_events(log, *(requests or (request(),)))
+
+
+async def gated(log: EventLog, *events: Event, **fields: Any) -> RunRow:
+    """A run whose first turn has one call that a person is asked about, and `events`."""
+    requests = [event for event in events if isinstance(event, ToolCallRequested)]
+    others = [event for event in events if event not in requests]
+    return await with_events(log, request(), *requests, asks(**fields), *others)
+
+
+async def with_events(log: EventLog, *events: Event, run_id: str = RUN) -> RunRow:
+    """A run whose first turn has these events behind its message."""
+    row = await running(log, run_id)
+    start: tuple[Event, ...] = (TurnStarted(turn_index=0), message())
+    return (await accept(log, Append(run_id, row.epoch, row.seq, (*start, *events)))).row
+
+
+async def doubtful(log: EventLog, *others: ToolCallRequested) -> RunRow:
+    """A run with a call that has begun, and of which a person is asked whether it happened."""
+    await with_calls(log, request(), *others)
+    await accept(log, mark())
+    return (await accept(log, Unsettle(RUN, unsettled()))).row
+
+
+async def call_of(log: EventLog, call_id: str = "c1") -> CallRow:
+    """The row of one call."""
+    (call,) = [call for call in await log.calls(RUN) if call.tool_call_id == call_id]
+    return call
+
+
+def kinds(accepted: Accepted) -> list[str]:
+    """What an accepted command has appended."""
+    return [stored.event.type for stored in accepted.events]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
-
-import pytest
 
 from perdure.store.events import (
     AssistantMessage,
     RunCancelled,
     RunCompleted,
+    RunTimedOut,
     ToolResult,
     TurnStarted,
     Usage,
@@ -26,6 +23,7 @@ from perdure.store.log import (
     Command,
     Create,
     EventLog,
+    Expire,
     Leave,
     Refused,
     Requeue,
@@ -35,17 +33,16 @@ from perdure.store.log import (
 from perdure.store.states import Status
 
 from .store_kit import (
-    KINDS,
     LEASE,
     RUN,
     Clock,
     accept,
     cancel,
     created,
+    decides,
     failed,
     mark,
     message,
-    open_kind,
     queued,
     refuse,
     request,
@@ -53,23 +50,11 @@ from .store_kit import (
     result,
     retry,
     running,
+    settles,
     started,
     unsettled,
     with_calls,
 )
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture(params=KINDS)
-async def log(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> AsyncIterator[EventLog]:
-    made = await open_kind(request.param, tmp_path, clock)
-    yield made
-    await made.close()
-
 
 # -- creating and claiming ------------------------------------------------------------------------------------
 
@@ -100,6 +85,9 @@ async def test_an_unknown_run_is_empty_and_every_command_but_create_says_not_fou
         Result(RUN, result()),
         Unsettle(RUN, unsettled()),
         Answer(RUN, result()),
+        decides(),
+        settles("abandon"),
+        Expire(RUN, "nonce"),
         Cancel(RUN, cancel()),
         Requeue(RUN, requeue()),
         Abandon(RUN, "nonce", 0, failed()),
@@ -110,7 +98,16 @@ async def test_an_unknown_run_is_empty_and_every_command_but_create_says_not_fou
 
 async def test_an_unknown_call_is_not_found(log: EventLog) -> None:
     await running(log)
-    for command in (mark(), Leave(RUN, "c1", 1), retry(), Result(RUN, result()), Answer(RUN, result())):
+    about = (
+        mark(),
+        Leave(RUN, "c1", 1),
+        retry(),
+        Result(RUN, result()),
+        Answer(RUN, result()),
+        decides(),
+        settles("abandon"),
+    )
+    for command in about:
         assert (await refuse(log, command)).reason == "not_found"
 
 
@@ -229,7 +226,8 @@ async def test_the_start_of_a_turn_and_its_rest_may_come_in_one_group(log: Event
 
 async def test_what_is_not_the_owners_to_append_is_illegal(log: EventLog) -> None:
     row = await with_calls(log)
-    for event in (started(), cancel(), requeue(), unsettled(), created()):
+    decisions = decides().event, settles("abandon").event
+    for event in (started(), cancel(), requeue(), unsettled(), created(), *decisions, RunTimedOut(reason="late")):
         assert (await refuse(log, Append(RUN, 1, row.seq, (event,)))).reason == "illegal"
 
 
@@ -323,13 +321,13 @@ async def test_an_ended_run_takes_no_append_of_its_owner(log: EventLog) -> None:
 
 
 async def test_a_failed_run_is_requeued_with_its_open_calls_and_a_clean_record(log: EventLog) -> None:
-    await with_calls(log)
+    await with_calls(log, request("c1"), request("c2"))
     await accept(log, mark())
     await accept(log, Unsettle(RUN, unsettled()))
-    await accept(log, Abandon(RUN, LEASE.nonce, 1, failed("unsettled_effect")))
+    await accept(log, Abandon(RUN, LEASE.nonce, 1, failed()))
     again = await accept(log, Requeue(RUN, requeue()))
     assert (again.row.status, again.row.error, again.row.end_seq, again.row.charges) == (Status.QUEUED, None, None, ())
-    assert [(call.unsettled, call.started_attempt) for call in again.calls] == [(False, 1)]
+    assert [(call.unsettled, call.started_attempt) for call in again.calls] == [(False, 1), (False, 0)]
     assert list(again.calls) == await log.calls(RUN)
     claimed = await accept(log, Claim(RUN, "again", LEASE.nonce, 1))
     assert claimed.row.status is Status.AWAITING_TOOL

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
 
 from perdure.store.events import ToolEvidence
-from perdure.store.log import Abandon, Answer, Cancel, EventLog, Leave, Result, Unsettle
+from perdure.store.log import Abandon, Answer, Cancel, EventLog, Leave, Result
 from perdure.store.states import Status
 
 from .store_kit import (
-    KINDS,
     LEASE,
     RUN,
     Clock,
@@ -20,27 +16,12 @@ from .store_kit import (
     cancel,
     failed,
     mark,
-    open_kind,
     refuse,
     request,
     result,
     retry,
-    unsettled,
     with_calls,
 )
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture(params=KINDS)
-async def log(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> AsyncIterator[EventLog]:
-    made = await open_kind(request.param, tmp_path, clock)
-    yield made
-    await made.close()
-
 
 # -- permission to begin --------------------------------------------------------------------------------------
 
@@ -172,18 +153,6 @@ async def test_the_run_waits_until_its_last_call_has_a_result(log: EventLog) -> 
     one = await accept(log, Result(RUN, result("c2")))
     assert (one.row.status, [call.tool_call_id for call in one.calls]) == (Status.AWAITING_TOOL, ["c1"])
     assert (await accept(log, Result(RUN, result("c1")))).row.status is Status.RUNNING
-
-
-async def test_a_call_is_unsettled_once_for_its_current_attempt(log: EventLog) -> None:
-    await with_calls(log)
-    await accept(log, mark())
-    first = await accept(log, Unsettle(RUN, unsettled()))
-    assert first.calls[0].unsettled
-    assert (await accept(log, Unsettle(RUN, unsettled()))).already
-    assert (await refuse(log, Unsettle(RUN, unsettled(attempt=2)))).reason == "superseded"
-    assert not (await accept(log, retry(2, seen_started=1))).calls[0].unsettled
-    await accept(log, Result(RUN, result(attempt=2)))
-    assert (await refuse(log, Unsettle(RUN, unsettled(attempt=2)))).reason == "closed"
 
 
 async def test_a_probes_answer_counts_for_the_attempt_it_asked_about_only(log: EventLog) -> None:

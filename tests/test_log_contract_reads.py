@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +11,6 @@ from perdure.store.log import Accepted, Append, Cancel, Claim, Create, EventLog,
 from perdure.store.states import Status
 
 from .store_kit import (
-    KINDS,
     LEASE,
     RUN,
     Clock,
@@ -21,7 +18,6 @@ from .store_kit import (
     cancel,
     created,
     message,
-    open_kind,
     queued,
     refuse,
     request,
@@ -29,19 +25,6 @@ from .store_kit import (
     running,
     with_calls,
 )
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture(params=KINDS)
-async def log(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> AsyncIterator[EventLog]:
-    made = await open_kind(request.param, tmp_path, clock)
-    yield made
-    await made.close()
-
 
 # -- leases ---------------------------------------------------------------------------------------------------
 
