@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .actors.agent import Agent, Limits
     from .actors.model import ModelReply, ModelRequest, ToolUse
-    from .actors.tools import Settled, Tool, ToolContext, tool
+    from .actors.tools import ApprovalAsk, Settled, Tool, ToolContext, tool
     from .client.runtime import Outcome, Run, Runtime, run
     from .store.errors import PerdureError, UsageError
     from .store.events import Usage
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Agent",
+    "ApprovalAsk",
     "Limits",
     "ModelReply",
     "ModelRequest",
@@ -39,7 +40,7 @@ __all__ = [
 _HOMES = {
     "actors.agent": ("Agent", "Limits"),
     "actors.model": ("ModelReply", "ModelRequest", "ToolUse"),
-    "actors.tools": ("Settled", "Tool", "ToolContext", "tool"),
+    "actors.tools": ("ApprovalAsk", "Settled", "Tool", "ToolContext", "tool"),
     "client.runtime": ("Outcome", "Run", "Runtime", "run"),
     "store.errors": ("PerdureError", "UsageError"),
     "store.events": ("Usage",),

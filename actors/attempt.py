@@ -56,7 +56,8 @@ class Work(BaseModel):
 
 
 class Outcome(BaseModel):
-    """How an attempt ended. `content` is JSON text of a value or error, or says why there is none.
+    """How an attempt ended. `content` is JSON text of a value or error, or says why there is none. Where its handler
+    ran, `node` and `pid` are its process and `took_s` is how long it ran.
 
     result: the call's result. exited: the handler left its process, so the effect is unknown. timeout: it was
     interrupted. refused: it never began. happened, did_not_happen, unknown: a probe's answer.
@@ -66,6 +67,9 @@ class Outcome(BaseModel):
     kind: Literal["result", "exited", "timeout", "refused", "happened", "did_not_happen", "unknown"]
     content: str = '""'
     is_error: bool = False
+    node: str = ""
+    pid: int = 0
+    took_s: float | None = None
 
 
 class TimedOut(BaseException):
@@ -89,7 +93,7 @@ def perform(work: Work, begin: Begin, node: str) -> Outcome:
         if work.effect == "non_idempotent":
             return _marked(work, call, begin, node)
         refusal = begin(None)
-        return Outcome(kind="refused", content=refusal) if refusal else _run(work, call)
+        return Outcome(kind="refused", content=refusal) if refusal else _handled(work, call, node)
     except PerdureError as error:
         return Outcome(kind="result", content=plain_error(type(error).__name__, str(error)), is_error=True)
     finally:
@@ -146,7 +150,7 @@ def _marked(work: Work, call: Callable[[], Any], begin: Begin, node: str) -> Out
         if refusal := begin(mark):
             lock.path.unlink()
             return Outcome(kind="refused", content=refusal)
-        outcome = _run(work, call)
+        outcome = _handled(work, call, node)
         if outcome.kind == "result":
             lock.leave(outcome.model_dump_json().encode())
         return outcome
@@ -175,6 +179,13 @@ def _probe(work: Work, tool: Tool) -> Outcome:
         return Outcome(kind="happened", content=contents[0])
     kind: Literal["did_not_happen", "unknown"] = "did_not_happen" if box[0].outcome == "did_not_happen" else "unknown"
     return Outcome(kind=kind, content=valid_text(box[0].why))
+
+
+def _handled(work: Work, call: Callable[[], Any], node: str) -> Outcome:
+    """The outcome of the handler, with where and how long it ran."""
+    began = time.monotonic()
+    outcome = _run(work, call)
+    return outcome.model_copy(update={"node": node, "pid": os.getpid(), "took_s": time.monotonic() - began})
 
 
 def _run(work: Work, call: Callable[[], Any]) -> Outcome:

@@ -35,8 +35,22 @@ class _Followed:
         self.epoch = epoch
         self.calls: dict[str, tuple[Pursued, asyncio.Task[None]]] = {}
         self.recent: dict[int, Stored] = {}
-        self.stop = asyncio.Event()
-        """Set when the run is being cancelled or has ended by another hand."""
+        self.seq = 0
+        """The newest event up to which there is none of another hand that its owner was not told of."""
+        self.news = asyncio.Event()
+        """Set when there is such an event; then another takes its place."""
+
+    def knows(self, seq: int) -> None:
+        """The owner knows all events up to this one, and the journal has appended those in `recent` itself."""
+        self.seq = max(self.seq, seq)
+        while self.seq + 1 in self.recent:
+            self.seq += 1
+
+    def announce(self, seq: int) -> None:
+        """Somebody else has appended: whoever waits here has to look at the log."""
+        self.seq = max(self.seq, seq)
+        self.news.set()
+        self.news = asyncio.Event()
 
 
 class Journal:
@@ -56,7 +70,8 @@ class Journal:
         self._pursuit = Pursuit(event_log, self.submit, tasks, self._epoch_of, store, clock, sleep)
 
     async def execute(self, ask: Execute) -> Executed:
-        """Append as the owner, then wait until every open call has its result or nothing more can be done.
+        """Append as the owner, then wait until every released call has its result or nothing more can be done; or
+        until somebody else has appended to the run: a cancel, or a decision that releases one more call.
 
         Raises Refused. May be repeated: calls that run are joined, never started twice.
         """
@@ -69,33 +84,38 @@ class Journal:
             run = self._runs[ask.run_id] = _Followed(ask.epoch)
             run.recent.update((stored.seq, stored) for stored in done.events)
         run.epoch = ask.epoch
-        if done.calls and not done.row.cancel:
-            await self._see_through(run, ask, done)
-        events = await self._since(ask.run_id, run, ask.expected_seq)
+        run.knows(ask.expected_seq)
+        told = ask.expected_seq + len(done.events) == done.row.seq >= run.seq
+        if told and done.calls and not done.row.cancel:
+            told = await self._see_through(run, ask, done)
+        events = await self._since(ask.run_id, run, ask.expected_seq, told)
         if not run.calls and self._runs.get(ask.run_id) is run:
             del self._runs[ask.run_id]  # nothing of it runs here: the next execute brings what is to be known
         return Executed(events)
 
-    async def _see_through(self, run: _Followed, ask: Execute, done: Accepted) -> None:
+    async def _see_through(self, run: _Followed, ask: Execute, done: Accepted) -> bool:
+        """Start or join the released calls and wait for them. False when others have appended meanwhile."""
         asked = (*ask.known, *(event for event in ask.events if isinstance(event, ToolCallRequested)))
         requests = {event.tool_call_id: event for event in asked}
         fresh = set() if done.already else {event.tool_call_id for event in asked} - {e.tool_call_id for e in ask.known}
         waiting = []
         for call in done.calls:
-            if call.tool_call_id not in run.calls and not call.unsettled and call.tool_call_id in requests:
+            if call.tool_call_id not in run.calls and not call.barred and call.tool_call_id in requests:
                 self._pursue(run, ask, call, requests[call.tool_call_id], call.tool_call_id in fresh)
             if call.tool_call_id in run.calls:
                 waiting.append(run.calls[call.tool_call_id][1])
         if not waiting:
-            return
-        stop = asyncio.create_task(run.stop.wait())
+            return True
+        news = run.news
+        announced = asyncio.create_task(news.wait())
         everything = asyncio.create_task(_all_done(waiting))
-        await asyncio.wait({everything, stop}, return_when=asyncio.FIRST_COMPLETED)
-        stop.cancel()
+        await asyncio.wait({everything, announced}, return_when=asyncio.FIRST_COMPLETED)
+        announced.cancel()
         everything.cancel()
         for task in waiting:
             if task.done() and (error := task.exception()):
                 raise error
+        return not news.is_set()
 
     def _pursue(self, run: _Followed, ask: Execute, call: CallRow, request: ToolCallRequested, fresh: bool) -> None:
         if ask.agent is None:
@@ -134,6 +154,7 @@ class Journal:
                 continue
             if run := self._runs.get(command.run_id):
                 run.recent.update((stored.seq, stored) for stored in done.events)
+                run.knows(0)
             return done
 
     async def commit(self, commands: Sequence[Command]) -> list[Verdict]:
@@ -145,7 +166,8 @@ class Journal:
         return await self._log.read(run_id, after, limit)
 
     async def sweep(self) -> None:
-        """Stop what belongs to runs that were ended or cancelled by another hand."""
+        """Stop what belongs to runs that were ended by another hand, and have the owners of others look at what
+        somebody else has appended. One that is told in vain looks in vain, no more."""
         followed = [run_id for run_id, run in self._runs.items() if run.calls]
         rows = await self._log.runs(ids=followed) if followed else []
         for row in rows:
@@ -154,8 +176,8 @@ class Journal:
                 continue
             if row.status in TERMINAL:
                 self._release(row.run_id)
-            elif row.cancel:
-                run.stop.set()
+            elif row.seq > run.seq:
+                run.announce(row.seq)
 
     async def close(self) -> None:
         await self._writer.close()
@@ -163,18 +185,19 @@ class Journal:
     def _release(self, run_id: str) -> None:
         """Forget an ended run, and end what still runs for it."""
         if run := self._runs.pop(run_id, None):
-            run.stop.set()
+            run.news.set()
             for call_id in run.calls:
                 self._tasks.kill(run_id, call_id)
 
-    async def _since(self, run_id: str, run: _Followed, seq: int) -> tuple[Stored, ...]:
-        """All events after `seq`: from memory where it has no gap, else from the log."""
+    async def _since(self, run_id: str, run: _Followed, seq: int, told: bool) -> tuple[Stored, ...]:
+        """All events after `seq`: from memory where it has no gap and nobody else has appended, else from the log."""
         events: list[Stored] = []
-        while stored := run.recent.get(seq + len(events) + 1):
+        while told and (stored := run.recent.get(seq + len(events) + 1)):
             events.append(stored)
-        if len(events) < sum(number > seq for number in run.recent):
+        if not told or len(events) < sum(number > seq for number in run.recent):
             events = await self._log.read(run_id, seq)
         run.recent = {stored.seq: stored for stored in events}
+        run.knows(seq)
         return tuple(events)
 
     def _epoch_of(self, run_id: str) -> int:

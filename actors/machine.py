@@ -24,43 +24,18 @@ from ..store.events import (
     RunCreated,
     RunFailed,
     RunRequeued,
+    RunTimedOut,
     Stored,
     ToolCallRequested,
-    ToolCallRetried,
-    ToolCallStarted,
-    ToolCallUnsettled,
     ToolResult,
     TurnStarted,
     Usage,
 )
 from ..store.projections import add_usage, closing_results
 from ..store.states import TERMINAL, TRANSITIONS, Status, status_after
+from .calls import AboutCall, Call, evolve_call, resumed
 
 __all__ = ["TRANSITIONS", "Call", "State", "evolve", "fold", "messages", "next_step"]
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A tool call of a turn. It is open until it has its result."""
-
-    request: ToolCallRequested
-    attempt: int = 1
-    started_attempt: int = 0
-    unsettled: str | None = None
-    result: ToolResult | None = None
-
-    @property
-    def tool_call_id(self) -> str:
-        return self.request.tool_call_id
-
-    @property
-    def effect(self) -> str:
-        return self.request.effect
-
-    @property
-    def started(self) -> bool:
-        """Whether the current attempt holds a start mark."""
-        return self.started_attempt == self.attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +64,7 @@ class State:
     """A model call is under way (or was, when its process died)."""
     usage: Usage = field(default_factory=Usage)
     cancel: CancelRequested | None = None
-    end: RunCompleted | RunFailed | RunCancelled | None = None
+    end: RunCompleted | RunFailed | RunCancelled | RunTimedOut | None = None
     """The terminal event, once there is one."""
 
     @property
@@ -116,8 +91,8 @@ class State:
 def evolve(state: State, event: Event) -> State:
     """The state after one more event. Raises IllegalTransition, naming state and event."""
     before, turn = state.turn, _evolve_turn(state, event)
-    open_calls = len(turn.open_calls) if turn else 0
-    status = status_after(state.status, event, open_calls)
+    open_calls = turn.open_calls if turn else ()
+    status = status_after(state.status, event, len(open_calls), sum(call.waits for call in open_calls))
     state = replace(state, seq=state.seq + 1, status=status, turn=turn)
     match event:
         case RunClaimed():
@@ -131,7 +106,7 @@ def evolve(state: State, event: Event) -> State:
             return replace(state, past=past, turn_started=False, usage=add_usage(state.usage, event.usage))
         case CancelRequested():
             return replace(state, cancel=event)
-        case RunCompleted() | RunFailed() | RunCancelled():
+        case RunCompleted() | RunFailed() | RunCancelled() | RunTimedOut():
             return replace(state, end=event)
         case RunRequeued():
             return replace(state, cancel=None, end=None)
@@ -149,24 +124,22 @@ def _evolve_turn(state: State, event: Event) -> Turn | None:
             if state.turn is None or event.turn_index != state.turn_count - 1:
                 raise IllegalTransition(state.status, event.type, f"turn {event.turn_index} is not the newest")
             return replace(state.turn, calls=(*state.turn.calls, Call(event)))
-        case ToolCallStarted():
-            return _with_call(state, event.tool_call_id, event, started_attempt=event.attempt)
-        case ToolCallRetried():
-            return _with_call(state, event.tool_call_id, event, attempt=event.attempt, unsettled=None)
-        case ToolCallUnsettled():
-            return _with_call(state, event.tool_call_id, event, unsettled=event.why)
-        case ToolResult():
-            return _with_call(state, event.tool_call_id, event, result=event)
         case RunRequeued() if state.turn:
-            return replace(state.turn, calls=tuple(replace(call, unsettled=None) for call in state.turn.calls))
+            return replace(state.turn, calls=tuple(resumed(call) for call in state.turn.calls))
+    if isinstance(event, AboutCall):
+        return _with_call(state, event)
     return state.turn
 
 
-def _with_call(state: State, tool_call_id: str, event: Event, **changes: Any) -> Turn:
-    if state.turn is None or tool_call_id not in {call.tool_call_id for call in state.turn.open_calls}:
-        raise IllegalTransition(state.status, event.type, f"call {tool_call_id} is not open")
-    calls = tuple(replace(call, **changes) if call.tool_call_id == tool_call_id else call for call in state.turn.calls)
-    return replace(state.turn, calls=calls)
+def _with_call(state: State, event: AboutCall) -> Turn:
+    calls = state.turn.calls if state.turn else ()
+    at = next((n for n, c in enumerate(calls) if c.tool_call_id == event.tool_call_id and c.result is None), None)
+    if state.turn is None or at is None:
+        raise IllegalTransition(state.status, event.type, f"call {event.tool_call_id} is not open")
+    call = evolve_call(calls[at], event)
+    if call is None:
+        raise IllegalTransition(state.status, event.type, f"call {event.tool_call_id} does not wait for that")
+    return replace(state.turn, calls=(*calls[:at], call, *calls[at + 1 :]))
 
 
 def fold(events: Iterable[Stored], state: State | None = None) -> State:
@@ -203,7 +176,14 @@ class CallModel:
 
 @dataclass(frozen=True, slots=True)
 class Execute:
-    """See to it that these open calls get their results: start them, or join those that run already."""
+    """See to it that these released calls get their results: start them, or join those that run already."""
+
+    calls: tuple[Call, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Put these gated calls to a person anew."""
 
     calls: tuple[Call, ...]
 
@@ -220,20 +200,22 @@ class Wait:
     """There is nothing for an owner to do: the run has ended, or waits for a slot or a person."""
 
 
-Step = CallModel | Execute | Finish | Wait
+Step = CallModel | Execute | Ask | Finish | Wait
 
 
 def next_step(state: State) -> Step:
     """The one thing that the owner of a run has to do now."""
-    if state.status in TERMINAL or state.status in (Status.QUEUED, Status.AWAITING_APPROVAL):
+    if state.status in TERMINAL or state.status is Status.QUEUED:
         return Wait()
     if state.cancel:
         reason = state.cancel.reason or f"cancelled by {state.cancel.by}"
         return Finish((*closing_results(state.open_calls), RunCancelled(reason=reason)))
+    if state.status is Status.AWAITING_APPROVAL:
+        return Wait()
+    if due := tuple(call for call in state.open_calls if call.gate == "due"):
+        return Ask(due)
     if state.open_calls:
-        if unsettled := _all_unsettled(state.open_calls):
-            return Finish((unsettled,))
-        return Execute(state.open_calls)
+        return Execute(tuple(call for call in state.open_calls if not call.waits))
     if state.turn and not state.turn.calls:
         message = state.turn.message
         return Finish((RunCompleted(output=message.text, stop_reason=message.stop_reason),))
@@ -241,19 +223,6 @@ def next_step(state: State) -> Step:
         message_text = f"the limit of {state.max_turns} turns is used up; raise max_turns and resume"
         return Finish((RunFailed(code="max_turns", message=message_text, phase="model"),))
     return CallModel(state.turn_count, state.turn_started)
-
-
-def _all_unsettled(calls: tuple[Call, ...]) -> RunFailed | None:
-    if not all(call.unsettled for call in calls):
-        return None
-    first = calls[0]
-    return RunFailed(
-        code="unsettled_effect",
-        message=f"call {first.tool_call_id} ({first.request.name}) had started when it was interrupted, and it is "
-        f"unknown whether it took effect: {first.unsettled}. Resume the run to ask again.",
-        phase="tool",
-        tool_call_id=first.tool_call_id,
-    )
 
 
 # -- what the model sees ----------------------------------------------------------------------------------
@@ -268,19 +237,22 @@ def messages(state: State) -> list[dict[str, Any]]:
             for call in turn.calls
         ]
         said.append({"role": "assistant", "text": turn.message.text, "tool_calls": calls})
-        results = [
-            {
-                "tool_call_id": call.tool_call_id,
-                "name": call.request.name,
-                "content": call.result.content,
-                "is_error": call.result.is_error,
-            }
-            for call in turn.calls
-            if call.result
-        ]
+        results = [_seen_result(call, call.result) for call in turn.calls if call.result]
         if results:
             said.append({"role": "tool", "results": results})
     return said
+
+
+def _seen_result(call: Call, result: ToolResult) -> dict[str, Any]:
+    seen: dict[str, Any] = {
+        "tool_call_id": call.tool_call_id,
+        "name": call.request.name,
+        "content": result.content,
+        "is_error": result.is_error,
+    }
+    if call.arguments != call.request.arguments:
+        seen["note"] = f"a person changed the arguments to {call.arguments}"
+    return seen
 
 
 def idempotency_key(run_id: str, tool_call_id: str) -> str:

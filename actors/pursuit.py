@@ -8,7 +8,9 @@
 | non_idempotent   | yes    | prove that the attempt is over; take the result it left; or ask the probe      |
 
 A probe is asked once the attempt is proven dead; "it happened" counts at once, "it did not" only when the tool's
-settling time has passed since the proof, for a request under way may land until then.
+settling time has passed since the proof, for a request under way may land until then. Where nobody can tell, the call
+is unsettled and a person is asked. A call that a person has approved has no attempt yet: its first one is opened like
+any further one, so that no two tasks ever have the same.
 """
 
 from __future__ import annotations
@@ -106,7 +108,8 @@ class Pursuit:
         try:
             if not fresh:
                 started = it.row.started and it.row.effect == "non_idempotent"
-                if not (await self._settle(it, 0) if started else await self._retry(it, "its task is gone")):
+                why = "its task is gone" if it.row.attempt else it.row.decision_text
+                if not (await self._settle(it, 0) if started else await self._retry(it, why)):
                     return
             await self._attempts(it)
         except Refused:
@@ -152,6 +155,9 @@ class Pursuit:
             content=outcome.content,
             is_error=outcome.is_error,
             source=source,
+            node=outcome.node,
+            pid=outcome.pid,
+            took_s=outcome.took_s,
         )
         await self._submit(Result(it.row.run_id, event))
         if it.row.started and it.row.lock:

@@ -3,38 +3,36 @@
 Plain asyncio; the journal is reached through `ask`, so that the same code runs in a Ray actor and in a test. What
 is decided but not durable is kept apart (`_pending`) and goes to the journal with the next thing that needs it: a
 turn costs one request. An append that meets newer events folds them and decides again; the model's answer to a
-turn is kept for that, so it is not asked twice.
+turn is kept for that, with what the policies of its tools ruled, so none of them is asked twice.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Literal
-
-from pydantic import ValidationError
 
 from ..store.errors import PerdureError, UsageError
 from ..store.events import (
-    AssistantMessage,
     Event,
     RunCancelled,
     RunCompleted,
     RunFailed,
     Stored,
     ToolCallRequested,
-    ToolResult,
     TurnStarted,
-    canonical,
 )
 from ..store.log import Refused
 from .agent import Agent
+from .calls import Call
 from .loading import LoadedAgent
-from .machine import CallModel, Finish, State, Wait, evolve_all, fold, idempotency_key, messages, next_step
+from .machine import Ask as AskStep
+from .machine import CallModel, Finish, State, Wait, evolve_all, fold, messages, next_step
 from .machine import Execute as ExecuteStep
-from .model import Model, ModelReply, ModelRequest, ToolUse, make_model
+from .model import Model, ModelReply, ModelRequest, make_model
 from .requests import Ended, Execute, Executed, Start
-from .results import plain_error, valid_text
+from .results import valid_text
+from .turn import asked_again, turn_events
 
 Ask = Callable[[Any], Awaitable[Any]]
 LINGER_S: Final = 0.02
@@ -55,7 +53,8 @@ class Owner:
         self._start, self._ask, self._load = start, ask, load
         self._state: State
         self._pending: list[Event] = []
-        self._replies: dict[int, ModelReply] = {}
+        self._answers: dict[int, list[Event]] = {}
+        """The model's answer to the turn that is due, as events."""
         self._failures = 0
 
     async def drive(self) -> Ended:
@@ -88,10 +87,12 @@ class Owner:
         """The state as it will be once what is pending is durable."""
         return evolve_all(self._state, self._pending)
 
-    async def _perform(self, step: CallModel | ExecuteStep | Finish) -> None:
+    async def _perform(self, step: CallModel | ExecuteStep | AskStep | Finish) -> None:
         match step:
             case CallModel():
                 await self._take_turn(step)
+            case AskStep():
+                self._ask_again(step.calls)
             case Finish():
                 self._pending += step.events
                 await self._flush()
@@ -104,14 +105,14 @@ class Owner:
         """Ask the model, and make its answer pending."""
         try:
             loaded = self._agent()
-            reply = self._replies.get(step.turn_index)
+            answer = self._answers.get(step.turn_index)
             self._start_turn(step.turn_index)
-            if reply is None:
-                reply = await self._ask_model(loaded, step.turn_index)
-            if reply is not None:
-                self._replies = {step.turn_index: reply}
+            if answer is None:
+                answer = await self._answer(loaded, step.turn_index)
+            if answer is not None:
+                self._answers = {step.turn_index: answer}
                 self._start_turn(step.turn_index)
-                self._pending += turn_events(self._start.run_id, step.turn_index, reply, loaded.agent)
+                self._pending += answer
         except Lost:
             raise
         except UsageError as error:
@@ -123,6 +124,20 @@ class Owner:
     def _start_turn(self, turn_index: int) -> None:
         if not self._decided().turn_started:
             self._pending.append(TurnStarted(turn_index=turn_index))
+
+    async def _answer(self, loaded: LoadedAgent, turn_index: int) -> list[Event] | None:
+        """The model's answer as events, or None when it is not wanted any more."""
+        reply = await self._ask_model(loaded, turn_index)
+        if reply is None:
+            return None
+        return await turn_events(self._start.run_id, turn_index, reply, loaded.agent, self._state.created.metadata)
+
+    def _ask_again(self, calls: Sequence[Call]) -> None:
+        """Make the questions about gated calls of a resumed run pending."""
+        try:
+            self._pending += asked_again(calls, self._agent().agent)
+        except UsageError as error:
+            self._pending.append(RunFailed(code="agent_unavailable", message=error.message, phase="tool"))
 
     async def _ask_model(self, loaded: LoadedAgent, turn_index: int) -> ModelReply | None:
         """The model's answer, or None when the run changed meanwhile and the answer is not wanted any more."""
@@ -204,7 +219,7 @@ class Owner:
     def _execute(self) -> Execute:
         created, state = self._state.created, self._state
         events = tuple(self._pending)
-        known = tuple(call.request for call in state.open_calls)
+        known = tuple(call.effective for call in state.open_calls)
         ends = bool(events) and isinstance(events[-1], (RunCompleted, RunFailed, RunCancelled))
         if ends or (not known and not any(isinstance(event, ToolCallRequested) for event in events)):
             return Execute(self._start.run_id, self._start.epoch, state.seq, events)
@@ -215,53 +230,3 @@ class Owner:
         return Execute(
             self._start.run_id, self._start.epoch, state.seq, events, known, created.agent, created.metadata, options
         )
-
-
-def turn_events(run_id: str, turn_index: int, reply: ModelReply, agent: Agent) -> list[Event]:
-    """The model's answer as events: the message, an intent per call, and at once the result of calls that cannot
-    run: of an unknown tool, or with arguments that do not fit."""
-    requests, errors = [], []
-    for number, use in enumerate(reply.tool_calls):
-        call_id = f"t{turn_index}c{number}"  # providers repeat ids; ours are unique within the run
-        tool = agent.tool(use.name)
-        arguments, problem = checked_arguments(use, agent)
-        requests.append(
-            ToolCallRequested(
-                turn_index=turn_index,
-                tool_call_id=call_id,
-                provider_id=use.id or call_id,
-                name=use.name,
-                arguments=arguments,
-                effect=tool.options.effect if tool else "read_only",
-                idempotency_key=idempotency_key(run_id, call_id),
-            )
-        )
-        if problem:
-            errors.append(
-                ToolResult(tool_call_id=call_id, attempt=1, content=problem, is_error=True, source="validation")
-            )
-    message = AssistantMessage(
-        turn_index=turn_index,
-        text=valid_text(reply.text),
-        stop_reason=reply.stop_reason or ("tool_use" if reply.tool_calls else "end_turn"),
-        usage=reply.usage,
-    )
-    return [message, *requests, *errors]
-
-
-def checked_arguments(use: ToolUse, agent: Agent) -> tuple[str, str | None]:
-    """The call's arguments as canonical JSON text, and what is wrong with the call, as a result for the model."""
-    try:
-        text = valid_text(canonical(use.arguments))
-    except (ValueError, RecursionError) as error:
-        return "{}", plain_error("InvalidArguments", f"the arguments are not JSON: {error}")
-    tool = agent.tool(use.name)
-    if tool is None:
-        known = ", ".join(sorted(tool.name for tool in agent.tools)) or "none"
-        return text, plain_error("UnknownTool", f"there is no tool {use.name!r}; available: {known}")
-    try:
-        tool.arguments.model_validate_json(text)
-    except ValidationError as error:
-        problems = [f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}" for e in error.errors()]
-        return text, plain_error("InvalidArguments", "; ".join(problems))
-    return text, None

@@ -1,8 +1,9 @@
 """Admission, watching and respawning: the supervisor's work, as plain asyncio over a pool of run actors.
 
 It holds nothing that the store does not. Admission, recovery after a crash and recovery of its own death are one
-thing: a sweep over the store that claims every run that should be live and has no owner. A wrong verdict of death
-is harmless: the new claim's epoch fences out the old owner's appends, and the start marks fence effects.
+thing: a sweep over the store that claims every run that should be live and has no owner. So is a run that was parked
+and that a person has released. A wrong verdict of death is harmless: the new claim's epoch fences out the old owner's
+appends, and the start marks fence effects.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +20,7 @@ from uuid import uuid4
 
 from ..store.errors import CorruptLog, LeaseHeld, PerdureError
 from ..store.events import AgentRef, RunCreated, RunFailed, Stored
-from ..store.log import Abandon, Accepted, Claim, Clock, Command, Create, EventLog, Lease, RunRow, Verdict
+from ..store.log import Abandon, Accepted, Claim, Clock, Command, Create, EventLog, Expire, Lease, RunRow, Verdict
 from ..store.states import LIVE, Status
 from .pool import Member, MemberDied, Pool
 from .requests import Await, Ended, Launch, Nudge, Settings, Start, Warm
@@ -27,7 +28,7 @@ from .requests import Await, Ended, Launch, Nudge, Settings, Start, Warm
 log = logging.getLogger(__name__)
 SWEEP_S = 1.0
 ENDS_KEPT = 10_000
-Reason = Literal["start", "respawn", "hung", "node_lost", "recovery"]
+Reason = Literal["start", "respawn", "hung", "node_lost", "recovery", "decision"]
 Commit = Callable[[Sequence[Command]], Awaitable[list[Verdict]]]
 
 SHARED_MAX: tuple[int, ...] = (1_000_000, 64, 8, 1)
@@ -68,8 +69,12 @@ class Supervision:
         self._ends: OrderedDict[str, Ended] = OrderedDict()
         self._waiters: dict[str, asyncio.Future[Ended]] = {}
         self._news = asyncio.Event()
+        self._full = True
+        """The next sweep has to look at everything that should be live."""
         self._backlog = True
         """The store may hold queued runs that found no slot."""
+        self._released = deque[RunRow]()
+        """Runs that were parked, are released, and have found no slot yet."""
 
     # -- what clients ask ---------------------------------------------------------------------------------
 
@@ -85,11 +90,15 @@ class Supervision:
             case Nudge():
                 for run_id in payload.run_ids:
                     self._ends.pop(run_id, None)
-                self._backlog = True
-                self._news.set()
+                self.look()
                 return None
             case _:
                 raise PerdureError(f"the supervisor does not know the request {payload!r}")
+
+    def look(self) -> None:
+        """Sweep over the whole store at once: it has news."""
+        self._full = True
+        self._news.set()
 
     async def _launch(self, creates: Sequence[Create]) -> list[Verdict]:
         """Create runs, and claim at once those that find a slot; nobody overtakes a queued run by this."""
@@ -127,6 +136,9 @@ class Supervision:
             self._claiming -= ids
 
     async def _await(self, run_id: str) -> Ended:
+        if run_id in self._ends and self._ends[run_id].outcome == "waits":  # or it did, when we last heard of it
+            del self._ends[run_id]
+            await self._parked(run_id)
         if run_id in self._ends:
             return self._ends[run_id]
         if run_id not in self._waiters:
@@ -136,11 +148,15 @@ class Supervision:
     # -- the sweep ----------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Sweep for ever: at once when there is news, else every SWEEP_S. Raises LeaseHeld."""
+        """Sweep for ever: at once when there is news, and over everything every SWEEP_S. Raises LeaseHeld."""
         await self._adopt()
-        full = True
+        loop = asyncio.get_running_loop()
+        due_at = loop.time()
         while True:
             self._news.clear()
+            full, self._full = self._full or loop.time() >= due_at, False
+            if full:
+                due_at = loop.time() + SWEEP_S
             try:
                 await self._keep_lease()
                 await self.sweep(full)
@@ -148,16 +164,22 @@ class Supervision:
                 raise
             except Exception:
                 log.exception("a sweep failed")
-            full = not await within(SWEEP_S, self._news.wait())
+            await within(due_at - loop.time(), self._news.wait())
 
     async def sweep(self, full: bool = True) -> None:
-        """Fill the free slots. A full sweep first claims what should be live and has no owner."""
+        """Fill the free slots: first with runs that a person has released, then with queued ones. A full sweep before
+        that sees to deadlines, and claims what should be live and has lost its owner."""
         if full:
             self._backlog = True
+            await self._expire()
             await self._answer_waiters()
-            live = await self._log.runs(statuses=sorted(LIVE - {Status.QUEUED}))
+            live = await self._log.runs(statuses=sorted(LIVE - {Status.QUEUED}), oldest_first=True)
             orphans = [row for row in live if row.run_id not in self._runs and row.run_id not in self._claiming]
-            await self._respawn(orphans, "recovery", charged=False)
+            await self._respawn([row for row in orphans if not row.parked], "recovery", charged=False)
+            self._released = deque(row for row in orphans if row.parked)
+        if self._released:
+            released = [self._released.popleft() for _ in range(min(self._room(), len(self._released)))]
+            await self._claim([row for row in released if row.run_id not in self._runs], "decision", charged=False)
         room = self._room()
         if self._backlog and room > 0:
             queued = await self._log.runs(statuses=[Status.QUEUED], oldest_first=True, limit=room)
@@ -165,13 +187,25 @@ class Supervision:
             owned = self._runs.keys() | self._claiming
             await self._claim([row for row in queued if row.run_id not in owned], "start", charged=False)
 
+    async def _expire(self) -> None:
+        """Have the store decide what nobody has decided in time."""
+        due = await self._log.runs(due_before=self._clock())
+        for row in due:
+            self._ends.pop(row.run_id, None)
+        if due:
+            await self._commit([Expire(row.run_id, self._lease.nonce) for row in due])
+
     async def _answer_waiters(self) -> None:
         """Runs that ended by another hand: cancelled while queued, or ended before they were asked for."""
         ids = [run_id for run_id in self._waiters if run_id not in self._runs]
         for row in await self._log.runs(ids=ids) if ids else []:
-            if row.status.is_terminal or row.status is Status.AWAITING_APPROVAL:
-                end = (await self._log.read(row.run_id, row.end_seq - 1, 1))[0].event if row.end_seq else None
-                self._note_end(Ended(row.run_id, row.epoch, row.status, "ended" if end else "waits", end))
+            await self._note_row(row)
+
+    async def _note_row(self, row: RunRow) -> None:
+        """Tell who waits for a run that it has ended or is parked, if it is so."""
+        if row.status.is_terminal or row.status is Status.AWAITING_APPROVAL:
+            end = (await self._log.read(row.run_id, row.end_seq - 1, 1))[0].event if row.end_seq else None
+            self._note_end(Ended(row.run_id, row.epoch, row.status, "ended" if end else "waits", end))
 
     async def _keep_lease(self) -> None:
         now = self._clock()
@@ -258,10 +292,23 @@ class Supervision:
             log.exception("run %s: its owner could not be watched", run_id)
             return
         self._unwatch(run_id, self._runs[run_id])
-        if ended.outcome != "lost":
+        if ended.outcome == "ended":
             self._note_end(ended)
-        if self._backlog:
+        elif ended.outcome == "waits":
+            await self._parked(run_id)
+        if self._backlog or self._released:
             self._news.set()
+
+    async def _parked(self, run_id: str) -> None:
+        """A run's owner has left it to a person, who may have decided, or cancelled it, by now."""
+        try:
+            row = await self._log.run(run_id)
+            if row and row.status in LIVE:
+                await self._claim([row], "decision", charged=False)
+            elif row:
+                await self._note_row(row)
+        except PerdureError:
+            log.exception("run %s: it cannot be looked at now; a sweep will do it", run_id)
 
     async def _agent(self, row: RunRow, events: tuple[Stored, ...]) -> AgentRef:
         """Where the run's code is, once per digest."""

@@ -1,6 +1,7 @@
-"""Tools as users declare them: a function, its effect class and, for non_idempotent effects, a probe.
+"""Tools as users declare them: a function, its effect class, who has to approve a call, and, for non_idempotent
+effects, a probe.
 
-    @tool(effect="non_idempotent")
+    @tool(effect="non_idempotent", approval="always")
     def send_refund(ctx: ToolContext, order_id: str, amount: Decimal) -> str: ...
 
     @send_refund.reconcile
@@ -13,14 +14,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import json
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, JsonValue, PydanticUserError, create_model
+from pydantic_core import to_json
 
 from ..store.errors import UsageError
-from ..store.events import Effect
+from ..store.events import Decision, Effect
 
 Handler = Callable[..., Any]
 _H = TypeVar("_H", bound=Handler)
@@ -43,6 +46,45 @@ class ToolContext:
     idempotency_key: str
     deadline: float
     metadata: dict[str, JsonValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalAsk:
+    """What a policy knows about the call that it rules on. `arguments` are those that the model gave; they fit."""
+
+    run_id: str
+    tool: str
+    arguments: dict[str, Any]
+    effect: Effect
+    turn_index: int
+    metadata: dict[str, JsonValue] = field(default_factory=dict)
+    """The run's own, as it was launched."""
+
+
+Word = Literal["allow", "ask", "deny"]
+Answer = Word | tuple[Word, str]
+"""What a policy rules, and why if it likes."""
+Policy = Callable[[ApprovalAsk], Answer | Awaitable[Answer]]
+
+
+@dataclass(frozen=True)
+class Approval:
+    """Which calls of a tool a person has to approve. `timeout_s` is how long one has for it, in seconds, None for ever;
+    then `default` decides or, without one, the run times out."""
+
+    rule: Literal["never", "always"] | Policy = "never"
+    timeout_s: float | None = None
+    default: Decision | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.rule) and self.rule not in ("never", "always"):
+            raise UsageError(f"unknown approval {self.rule!r}: never, always or a policy function")
+        if self.timeout_s is not None and not 0 < self.timeout_s < float("inf"):
+            raise UsageError("a tool needs approval_timeout_s > 0, or None for no deadline")
+        if self.default is not None and self.default not in get_args(Decision):
+            raise UsageError(f"unknown approval_default {self.default!r}: approve, reject or None")
+        if self.default is not None and self.timeout_s is None:
+            raise UsageError("approval_default is decided when approval_timeout_s has passed: give that too")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +137,10 @@ class ToolOptions:
 class Tool:
     """A declared tool. Made by `@tool`; callable like the function it wraps."""
 
-    def __init__(self, handler: Handler, options: ToolOptions, name: str | None = None) -> None:
-        self.handler, self.options = handler, options
+    def __init__(
+        self, handler: Handler, options: ToolOptions, name: str | None = None, approval: Approval | None = None
+    ) -> None:
+        self.handler, self.options, self.approval = handler, options, approval or Approval()
         self.name = name or _name_of(handler)
         self.description = inspect.getdoc(handler) or ""
         self.probe: Handler | None = None
@@ -136,18 +180,27 @@ def tool(
     num_cpus: float = 1.0,
     memory: int | None = None,
     resources: dict[str, float] | None = None,
+    approval: Literal["never", "always"] | Policy = "never",
+    approval_timeout_s: float | None = None,
+    approval_default: Decision | None = None,
 ) -> Callable[[Handler], Tool]:
     """Declare a tool. `effect` says what an attempt may do to the world:
 
     read_only: nothing. idempotent_write: something that the service does at most once per idempotency key, so
     attempts may overlap and repeat. non_idempotent: anything else; an interrupted one is settled, not repeated.
+
+    `approval` says whether a person has to approve a call before it runs: "never", "always", or a policy, plain or
+    async, that gets an ApprovalAsk and answers "allow", "ask" or "deny", alone or with a reason as (word, reason).
+    A policy that fails, or takes over 30 s, asks. Nobody decides within approval_timeout_s seconds: approval_default
+    ("approve" or "reject") counts, or the run times out.
     """
     if effect not in ("read_only", "idempotent_write", "non_idempotent"):
         raise UsageError(f"unknown effect class {effect!r}: read_only, idempotent_write or non_idempotent")
     if timeout_s <= 0 or attempts_max < 1:
         raise UsageError("a tool needs timeout_s > 0 and attempts_max >= 1")
     options = ToolOptions(effect, timeout_s, settles_after_s, attempts_max, num_cpus, memory, resources)
-    return lambda handler: Tool(handler, options, name)
+    gate = Approval(approval, approval_timeout_s, approval_default)
+    return lambda handler: Tool(handler, options, name, gate)
 
 
 def _name_of(handler: Handler) -> str:
@@ -177,6 +230,7 @@ def _arguments_model(handler: Handler, name: str) -> tuple[bool, type[BaseModel]
         fields[parameter.name] = (hints.get(parameter.name, Any), default)
     try:
         model = create_model(f"{name}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
-        return takes_context, model, model.model_json_schema()
+        schema = json.loads(to_json(model.model_json_schema(), inf_nan_mode="strings"))
+        return takes_context, model, schema
     except (PydanticUserError, NameError) as error:
         raise UsageError(f"tool {name!r}: its parameters have no JSON schema: {str(error).splitlines()[0]}") from error

@@ -160,7 +160,15 @@ def _same(state: State, row: RunRow, rows: dict[str, CallRow]) -> None:
     assert folded == (row.status, row.seq, row.epoch, row.turns, row.usage, row.cancel)
     machine = {name: _facts(call, rows[name]) for name, call in named(state).items()}
     assert machine == {
-        name: (call.attempt, call.started_attempt, call.unsettled and call.result_seq is None, call.result_seq)
+        name: (
+            call.attempt,
+            call.started_attempt,
+            call.unsettled and call.result_seq is None,
+            call.gate,
+            call.question,
+            call.waits,
+            call.result_seq,
+        )
         for name, call in rows.items()
     }
 
@@ -170,11 +178,12 @@ def named(state: State) -> dict[str, Call]:
     return {call.tool_call_id: call for turn in state.turns for call in turn.calls}
 
 
-def _facts(call: Call, row: CallRow) -> tuple[int, int, bool, int | None]:
+def _facts(call: Call, row: CallRow) -> tuple[int, int, bool, str, str, bool, int | None]:
     """What a call is in the machine, in the terms of its row."""
     unsettled = call.unsettled is not None and call.result is None
     same_result = call.result is not None and call.result.event_id == row.result_id
-    return call.attempt, call.started_attempt, unsettled, row.result_seq if same_result else None
+    seq = row.result_seq if same_result else None
+    return call.attempt, call.started_attempt, unsettled, call.gate, call.question, call.waits, seq
 
 
 # -- agents and journals ----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from perdure.actors.journal import Journal
 from perdure.actors.machine import fold
 from perdure.actors.pursuit import TaskDied
 from perdure.actors.requests import Execute, Executed
-from perdure.actors.run import turn_events
+from perdure.actors.turn import turn_events
 from perdure.actors.tools import Settled, Tool, ToolOptions
 from perdure.store.events import (
     Effect,
@@ -97,7 +97,7 @@ class Case:
         """The first journal, with the call's first attempt dispatched."""
         await new_run(self.log)
         self.epoch = await claim(self.log)
-        events = (TurnStarted(turn_index=0), *turn_events(RUN, 0, asks("pay"), self.agent))
+        events = (TurnStarted(turn_index=0), *await turn_events(RUN, 0, asks("pay"), self.agent))
         return await self.journal_with(events)
 
     async def successor(self) -> asyncio.Task[Executed]:

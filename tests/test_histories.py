@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from perdure.actors.agent import Agent
 from perdure.actors.machine import CallModel, Execute, Finish, State, fold, messages, next_step
 from perdure.actors.model import ModelReply, ToolUse
-from perdure.actors.run import turn_events
+from perdure.actors.turn import turn_events
 from perdure.actors.tools import Tool, ToolOptions
 from perdure.store.events import (
     CancelRequested,
@@ -83,13 +83,13 @@ class Story:
     async def state(self) -> State:
         return fold(await self.log.read(RUN))
 
-    def owners(self, state: State) -> Append:
+    async def owners(self, state: State) -> Append:
         """The owner's next append, sometimes of an old owner or from an old position."""
         step = next_step(state)
         events: tuple[Event, ...] = ()
         if isinstance(step, CallModel):
             start = () if step.started else (TurnStarted(turn_index=step.turn_index),)
-            answer = turn_events(RUN, step.turn_index, self.data.draw(replies), AGENT)
+            answer = await turn_events(RUN, step.turn_index, self.data.draw(replies), AGENT)
             events = self.pick([(*start, *answer), start or tuple(answer)])
         elif isinstance(step, Finish):
             events = step.events
@@ -98,10 +98,10 @@ class Story:
         stale = self.pick([0, 0, 0, 0, 1])
         return Append(RUN, state.epoch - stale, state.seq - self.pick([0, 0, 0, 0, 1]), events)
 
-    def about_a_call(self, state: State) -> Command:
+    async def about_a_call(self, state: State) -> Command:
         calls = list(named(state).values())
         if not calls:
-            return self.owners(state)
+            return await self.owners(state)
         call = self.pick(calls[-3:])
         attempt, call_id = max(1, call.attempt - self.pick([0, 0, 0, 1])), call.tool_call_id
         result = ToolResult(tool_call_id=call_id, attempt=attempt, content='"x"', is_error=self.pick([True, False]))
@@ -157,7 +157,7 @@ class Story:
             elif kind == "decision":
                 command = self.decision(state)
             else:
-                command = self.about_a_call(state) if kind == "call" else self.owners(state)
+                command = await (self.about_a_call(state) if kind == "call" else self.owners(state))
         self.sent.append(command)
         before = await self.log.read(RUN), await self.log.run(RUN), await self.log.calls(RUN)
         verdict = (await self.log.commit([command]))[0]
@@ -208,7 +208,7 @@ def test_every_model_answer_becomes_a_valid_conversation(answers: list[ModelRepl
             if not isinstance(step, CallModel):
                 break
             check_messages(messages(state))
-            events = (TurnStarted(turn_index=step.turn_index), *turn_events(RUN, step.turn_index, answer, AGENT))
+            events = (TurnStarted(turn_index=step.turn_index), *await turn_events(RUN, step.turn_index, answer, AGENT))
             done = (await log.commit([Append(RUN, 1, state.seq, events)]))[0]
             assert isinstance(done, Accepted)
             for call in done.calls:

@@ -14,7 +14,8 @@ from perdure.actors.loading import LoadedAgent
 from perdure.actors.machine import fold
 from perdure.actors.model import ModelReply, ModelRequest, ToolUse
 from perdure.actors.requests import Ended, Execute, Executed, Start
-from perdure.actors.run import Owner, checked_arguments
+from perdure.actors.run import Owner
+from perdure.actors.turn import checked_arguments, turn_events
 from perdure.actors.tools import Tool, ToolOptions
 from perdure.store.errors import PerdureError, UsageError
 from perdure.store.events import (
@@ -242,7 +243,7 @@ async def test_a_run_whose_agent_is_gone_while_a_call_is_open_fails_too_and_can_
     case = Case(Tape((asks("look"), says("done"))))
     await new_run(case.log, created())
     epoch = await claim(case.log)
-    events = owners.turn_events(RUN, 0, asks("look"), case.agent)
+    events = await turn_events(RUN, 0, asks("look"), case.agent)
     await accepted(case.log, Append(RUN, epoch, 2, (TurnStarted(turn_index=0), *events)))
 
     def gone(ref: str, digest: str) -> LoadedAgent:
@@ -319,7 +320,7 @@ def test_equal_arguments_are_written_equally() -> None:
     agent = Agent(name="a", model="script:x", tools=(Tool(lambda a, b: a, ToolOptions("read_only"), "look"),))
     one = checked_arguments(ToolUse(name="look", arguments={"b": 1, "a": "é"}), agent)
     other = checked_arguments(ToolUse(name="look", arguments={"a": "é", "b": 1}), agent)
-    assert one == other == ('{"a":"é","b":1}', None)
+    assert one == other == ('{"a":"é","b":1}', agent.tools[0])
     assert AGENT.ref == "agents.py:agent"
 
 

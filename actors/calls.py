@@ -1,0 +1,107 @@
+"""One tool call of a run, and what each event about it makes of it. Pure; the machine folds calls with this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..store.events import (
+    ApprovalDecided,
+    ApprovalExpired,
+    ApprovalRequested,
+    ToolCallRequested,
+    ToolCallRetried,
+    ToolCallSettled,
+    ToolCallStarted,
+    ToolCallUnsettled,
+    ToolResult,
+)
+from ..store.log import Gate
+
+AboutCall = (
+    ToolCallStarted
+    | ToolCallRetried
+    | ToolCallUnsettled
+    | ToolCallSettled
+    | ApprovalRequested
+    | ApprovalDecided
+    | ApprovalExpired
+    | ToolResult
+)
+"""Events that change an open call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call of a turn. It is open until it has its result."""
+
+    request: ToolCallRequested
+    attempt: int = 1
+    started_attempt: int = 0
+    unsettled: str | None = None
+    gate: Gate = ""
+    question: str = ""
+    """Id of the newest question to a person about it, answered or not."""
+    edited: str | None = None
+    """The arguments that a person gave it."""
+    result: ToolResult | None = None
+
+    @property
+    def tool_call_id(self) -> str:
+        return self.request.tool_call_id
+
+    @property
+    def arguments(self) -> str:
+        """Those that it runs with."""
+        return self.request.arguments if self.edited is None else self.edited
+
+    @property
+    def effective(self) -> ToolCallRequested:
+        """The request with the arguments that it runs with."""
+        return self.request if self.edited is None else self.request.model_copy(update={"arguments": self.edited})
+
+    @property
+    def effect(self) -> str:
+        return self.request.effect
+
+    @property
+    def started(self) -> bool:
+        """Whether the current attempt holds a start mark."""
+        return 0 < self.attempt == self.started_attempt
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is open and a person's move."""
+        return self.result is None and (self.unsettled is not None or self.gate in ("asked", "expired"))
+
+
+def evolve_call(call: Call, event: AboutCall) -> Call | None:
+    """An open call after an event about it; None for an answer to what is not asked, or a question out of turn."""
+    match event:
+        case ToolCallStarted():
+            return replace(call, started_attempt=event.attempt)
+        case ToolCallRetried():
+            return replace(call, attempt=event.attempt, unsettled=None)
+        case ToolCallUnsettled():
+            return replace(call, unsettled=event.why, question=event.event_id)
+        case ToolResult():
+            return replace(call, result=event)
+        case ApprovalRequested() if call.gate not in ("asked", "expired") and not call.started_attempt:
+            return replace(call, gate="asked", attempt=0, question=event.event_id)
+        case ApprovalDecided() if call.gate == "asked" and event.question == call.question:
+            if event.decision == "reject":
+                return call  # its result is the next event
+            return replace(call, gate="approved", edited=call.edited if event.arguments is None else event.arguments)
+        case ApprovalExpired() if call.gate == "asked" and event.question == call.question:
+            return replace(call, gate="expired")
+        case ToolCallSettled() if call.unsettled is not None and event.question == call.question:
+            return replace(call, unsettled=None)
+    return None
+
+
+def resumed(call: Call) -> Call:
+    """A call of a run that is resumed: what was asked about it and not answered is to be asked anew."""
+    if not call.waits:
+        return call
+    if call.gate in ("asked", "expired"):
+        return replace(call, gate="due", question="")
+    return replace(call, unsettled=None)
