@@ -16,6 +16,7 @@ from ..store.log import Create, Refused
 from ..store.sql import SqlLog, open_log
 from ..store.writer import GroupWriter
 from .lease import wait_for_lease
+from .nudge import nudge
 from .runtime import Runtime
 from .standing import Standing, find_standing
 
@@ -54,17 +55,18 @@ class Door(Protocol):
 class StandingDoor:
     """A client of a standing supervisor: it appends to the store on a connection of its own."""
 
-    def __init__(self, event_log: SqlLog, standing: Standing) -> None:
-        self.log, self._standing = event_log, standing
+    def __init__(self, db: str, event_log: SqlLog, standing: Standing) -> None:
+        self.log, self._db, self._standing = event_log, db, standing
         self._writer = GroupWriter(event_log)
 
     async def create(self, creates: Sequence[Create]) -> None:
         for verdict in await self._writer.submit_all(creates):
             if isinstance(verdict, Refused) and verdict.reason != "exists":
                 raise verdict
+        nudge(self._db)
 
     async def nudge(self, run_ids: Iterable[str] = ()) -> None:
-        pass
+        nudge(self._db)
 
     async def check(self) -> None:
         if not await self._standing.works(self.log):
@@ -90,7 +92,7 @@ async def open_door(
     try:
         standing = find_standing(db)
         if standing and await standing.works(event_log):
-            door = StandingDoor(event_log, standing)
+            door = StandingDoor(db, event_log, standing)
             at_hand(door)
             yield door
             return
