@@ -32,6 +32,12 @@ async def wait_for_lease(event_log: EventLog) -> None:
         holder = await event_log.lease(SUPERVISOR)
 
 
+async def nobody_works(event_log: EventLog) -> bool:
+    """Whether no supervisor is there to act on what is appended now."""
+    lease = await event_log.lease(SUPERVISOR)
+    return lease is None or lease_is_over(lease)
+
+
 def lease_is_over(lease: Lease) -> bool:
     """Whether a lease has run out, or its process on this machine is gone."""
     if lease.expires_at < time.time():

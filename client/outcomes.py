@@ -1,12 +1,40 @@
-"""Outcomes, read from the store."""
+"""Outcomes: what has become of a run, as its caller is told."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+
 from ..actors.requests import Ended
 from ..store.errors import NotFound
+from ..store.events import RunCancelled, RunCompleted, RunFailed, RunTimedOut
 from ..store.log import RunRow
 from ..store.sql import SqlLog
-from .runtime import Outcome
+from ..store.states import Status
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended, or that it waits for a person."""
+
+    run_id: str
+    status: Status
+    output: JsonValue = None
+    error: str | None = None
+    message: str | None = None
+
+    @classmethod
+    def of(cls, ended: Ended) -> Outcome:
+        """The outcome that a terminal event tells."""
+        match ended.end:
+            case RunCompleted(output=output):
+                return cls(ended.run_id, ended.status, output=output)
+            case RunFailed(code=code, message=message):
+                return cls(ended.run_id, ended.status, error=code, message=message)
+            case RunCancelled(reason=reason) | RunTimedOut(reason=reason):
+                return cls(ended.run_id, ended.status, message=reason)
+        return cls(ended.run_id, ended.status)
 
 
 async def outcome_of(event_log: SqlLog, run_id: str) -> Outcome:

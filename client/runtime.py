@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 from uuid import uuid4
@@ -27,42 +27,22 @@ from ..actors.model import make_model
 from ..actors.requests import Await, Ended, Launch, Nudge, Settings, Warm
 from ..store.engine import DEFAULT_STORE
 from ..store.errors import NotFound, PerdureError, UsageError
-from ..store.events import RunCancelled, RunCompleted, RunCreated, RunFailed, RunRequeued, Stored
+from ..store.events import RunCreated, RunRequeued, Settlement, Stored
 from ..store.log import Create, Refused, Requeue, RunRow
 from ..store.sql import SqlLog, open_log
-from ..store.states import Status
+from ..store.states import LIVE, Status
 from ..store.writer import GroupWriter
+from . import decisions
 from .cluster import Cluster, namespace_digest, remove_actors, store_url
 from .lease import wait_for_lease
+from .outcomes import Outcome, outcome_of_row
+from .questions import Question, questions
 
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 POLL_S = 0.1
 PAGE = 500
 """Events that are read at once."""
 NOT_ENTERED = "this Runtime is not at work: use it inside of `async with Runtime(...) as runtime:`"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended, or that it waits for a person."""
-
-    run_id: str
-    status: Status
-    output: JsonValue = None
-    error: str | None = None
-    message: str | None = None
-
-    @classmethod
-    def of(cls, ended: Ended) -> Outcome:
-        """The outcome that a terminal event tells."""
-        match ended.end:
-            case RunCompleted(output=output):
-                return cls(ended.run_id, ended.status, output=output)
-            case RunFailed(code=code, message=message):
-                return cls(ended.run_id, ended.status, error=code, message=message)
-            case RunCancelled(reason=reason):
-                return cls(ended.run_id, ended.status, message=reason)
-        return cls(ended.run_id, ended.status)
 
 
 @dataclass(frozen=True)
@@ -79,7 +59,7 @@ class Request:
 
 
 class Run:
-    """A launched run."""
+    """A run that was launched, resumed or decided about."""
 
     def __init__(self, runtime: Runtime, run_id: str, ended: asyncio.Future[Ended]) -> None:
         self._runtime, self.run_id, self._ended = runtime, run_id, ended
@@ -255,10 +235,9 @@ class Runtime:
         row = await self.log.run(run_id)
         if row is None:
             raise NotFound(f"no run {run_id} in {self._store}")
-        if row.end_seq:
-            end = (await self.log.read(run_id, row.end_seq - 1, 1))[0].event
-            return Outcome.of(Ended(run_id, row.epoch, row.status, "ended", end))
-        return await self._run(run_id).outcome()
+        if row.status in LIVE:
+            return await self._run(run_id).outcome()
+        return await outcome_of_row(self.log, row)
 
     async def resume(self, run_ids: Iterable[str]) -> list[Run]:
         """Requeue failed, cancelled and timed out runs; others go on by themselves. Raises UsageError."""
@@ -270,6 +249,53 @@ class Runtime:
         """Figures of the supervisor."""
         figures: dict[str, Any] = await self._supervisor.status.remote()
         return figures
+
+    # -- decisions ----------------------------------------------------------------------------------------
+
+    async def questions(self, run_id: str) -> list[Question]:
+        """What a run asks people: its open questions, in order of request. Raises NotFound."""
+        return await questions(self.log, run_id)
+
+    async def approve(
+        self,
+        run_id: str,
+        call: str | None = None,
+        *,
+        arguments: Mapping[str, JsonValue] | None = None,
+        by: str | None = None,
+        reason: str = "",
+    ) -> Run:
+        """Let a call run, with `arguments` in place of the model's if there are any; the run, which goes on.
+
+        `call` may be left out where one approval is open; `by` defaults to USER@HOST. The decision is durable when
+        this returns. Raises UsageError, which says how a question that is not open any more was decided.
+        """
+        await decisions.approve(self.log, run_id, call, arguments=arguments, by=by, reason=reason)
+        return await self._goes_on(run_id)
+
+    async def reject(self, run_id: str, call: str | None = None, *, reason: str, by: str | None = None) -> Run:
+        """Have a call not run; the model is told the reason. The rest as for `approve`."""
+        await decisions.reject(self.log, run_id, call, reason=reason, by=by)
+        return await self._goes_on(run_id)
+
+    async def settle(
+        self,
+        run_id: str,
+        outcome: Settlement,
+        call: str | None = None,
+        *,
+        result: JsonValue = None,
+        by: str | None = None,
+        reason: str = "",
+    ) -> Run:
+        """Say what became of an interrupted attempt: it "happened", with this result; it did "not_happened", so the
+        call is executed again; or "abandon" it, to an error result. The rest as for `approve`."""
+        await decisions.settle(self.log, run_id, outcome, call, result=result, by=by, reason=reason)
+        return await self._goes_on(run_id)
+
+    async def _goes_on(self, run_id: str) -> Run:
+        await self.nudge([run_id])
+        return self._run(run_id)
 
 
 def run(
