@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from .errors import CorruptLog
-from .events import Event, Stored, ToolCallRequested, ToolResult, decode
+from .events import ApprovalRequested, Event, Stored, ToolCallRequested, ToolResult, decode
 from .log import Abandon, Append, Cancel, Claim, Command, Create, Expire, Leave, Refused, Requeue, RunRow, Verdict
 from .rules import Book, Key
 from .schema import call_row, call_values, event_values, run_row, run_values
@@ -75,7 +75,7 @@ def _call_keys(command: Command) -> Iterator[Key]:
             yield run_id, call_id
         case Append(run_id=run_id, events=appended):
             for event in appended:
-                if isinstance(event, (ToolCallRequested, ToolResult)):
+                if isinstance(event, (ToolCallRequested, ToolResult, ApprovalRequested)):
                     yield run_id, event.tool_call_id
         case Create() | Claim() | Expire() | Cancel() | Requeue() | Abandon():
             return
