@@ -13,6 +13,7 @@ from .exits import Exit, hush, report
 COMMANDS: Final = {
     "run": "run:run",
     "batch": "batch:batch",
+    "drill": "drill:drill",
     "resume": "resume:resume",
     "list": "read:list_runs",
     "show": "read:show",

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ["store", "actors", "supervisor", "client", "batch", "", "cli", "__main__"]
+ROOMS = ["store", "actors", "supervisor", "client", "batch", "drill", "", "cli", "__main__"]
 """Lowest first; a room imports itself and what stands below it. "" is the package's own `__init__`."""
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("actors", "batch", "cli", "client", "store")
+ROOMS = ("actors", "batch", "cli", "client", "drill", "store")
 TOP = ("__init__.py", "__main__.py", "supervisor.py", "py.typed")
 
 

@@ -1,0 +1,450 @@
+"""`perdure drill`: real kills at every point of an agent's run, and what it says of agents good and bad."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from perdure.actors.tools import tool
+from perdure.drill.advice import advice
+from perdure.drill.ledger import Note, What
+from perdure.drill.person import truth
+from perdure.drill.points import Point, append_key
+from perdure.drill.script import replies
+from perdure.drill.verdict import Trace, duplicates, judge
+from perdure.store.events import (
+    AssistantMessage,
+    Effect,
+    Event,
+    RunClaimed,
+    RunCompleted,
+    Stored,
+    ToolCallRequested,
+    ToolResult,
+    TurnStarted,
+)
+from perdure.store.log import Append, Claim, Create, Leave, RunRow
+from perdure.store.sql import open_log
+from perdure.store.states import Status
+
+from .fakes import RUN, accepted, claim, created, new_run
+
+HEAD = """
+import time
+from pathlib import Path
+
+from perdure import Agent, Settled, ToolContext, tool
+
+HERE = Path(__file__).parent
+LEDGER = HERE / "effects"
+
+
+def act(key):
+    with open(LEDGER, "a") as file:
+        file.write(key + "\\n")
+
+
+def acted(key):
+    return LEDGER.exists() and key in LEDGER.read_text().split()
+
+"""
+GOOD = """
+@tool(effect="idempotent_write")
+async def note(ctx: ToolContext) -> str:
+    if not acted(ctx.idempotency_key):
+        act(ctx.idempotency_key)
+    return "noted for " + ctx.run_id
+
+@tool(effect="non_idempotent")
+def pay(ctx: ToolContext):
+    act(ctx.idempotency_key)
+    yield "paid"
+
+@pay.reconcile
+def paid(ctx: ToolContext) -> Settled:
+    return Settled.happened(["paid"]) if acted(ctx.idempotency_key) else Settled.did_not_happen()
+
+agent = Agent(name="good", model="script:script", tools=(note, pay))
+"""
+BAD = """
+@tool(effect="read_only")
+def look(ctx: ToolContext) -> str:
+    act("look")
+    return "seen"
+
+@tool(effect="non_idempotent", settles_after_s=0)
+def pay(ctx: ToolContext) -> str:
+    act("pay")
+    return "paid"
+
+@pay.reconcile
+def paid(ctx: ToolContext) -> Settled:
+    return Settled.did_not_happen()
+
+agent = Agent(name="bad", model="script:script", tools=(look, pay))
+"""
+BLIND = """
+@tool(effect="non_idempotent", approval="always")
+def pay(ctx: ToolContext) -> str:
+    act(ctx.idempotency_key)
+    return "paid"
+
+agent = Agent(name="blind", model=lambda request: "never asked", tools=(pay,))
+"""
+SLOW = """
+@tool(effect="read_only")
+def wait() -> str:
+    act("begun")
+    time.sleep(600)
+
+agent = Agent(name="slow", model="script:script", tools=(wait,))
+"""
+BOTH = (
+    '{"tool_calls": [{"name": "note"}]}\n{"tool_calls": [{"name": "pay"}], "delay_ms": 60000}\n{"text": "all done"}\n'
+)
+WORSE = '{"tool_calls": [{"name": "look"}]}\n{"tool_calls": [{"name": "pay"}]}\n{"text": "all done"}\n'
+
+
+@dataclass
+class Stage:
+    """A folder with an agent, and a temporary folder of its own."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.effects, self.temporary = self.folder / "effects", self.folder / "tmp"
+        self.temporary.mkdir()
+
+    def cast(self, agent: str, script: str = "") -> None:
+        (self.folder / "agent.py").write_text(HEAD + agent)
+        (self.folder / "script").write_text(script)
+
+    def start(self, *args: str, **options: Any) -> subprocess.Popen[str]:
+        env = os.environ | {"TMPDIR": str(self.temporary)}
+        command = [sys.executable, "-m", "perdure", *args]
+        return subprocess.Popen(command, cwd=self.folder, env=env, text=True, **options)
+
+    def drill(self, *args: str) -> Drilled:
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = self.start("drill", "agent.py:agent", "--json", "--yes", *args, **pipes)
+        out, err = process.communicate(timeout=120)
+        return Drilled(process.returncode, [json.loads(line) for line in out.splitlines()], err)
+
+    def left(self) -> list[str]:
+        """Files of ours in the temporary folder, and processes that use it."""
+        files = [str(path) for path in self.temporary.rglob("*") if path.name != f"perdure-{os.getuid()}"]
+        return files + [str(process) for process in psutil.process_iter() if self._ours(process)]
+
+    def _ours(self, process: psutil.Process) -> bool:
+        try:
+            return process.environ().get("TMPDIR") == str(self.temporary)
+        except psutil.Error:
+            return False
+
+
+@dataclass
+class Drilled:
+    code: int
+    said: list[dict[str, Any]]
+    err: str
+
+    def __post_init__(self) -> None:
+        self.points = [one for one in self.said if one["type"] == "point"]
+        self.advice = [one["text"] for one in self.said if one["type"] == "advice"]
+        self.sums = self.said[-1] if self.said else {}
+
+    def doubled(self) -> set[tuple[str, str, str]]:
+        """The points at which effects were doubled."""
+        return {(p["moment"], p["key"], p["victim"]) for p in self.points if p["duplicates"]}
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+def test_an_agent_that_keeps_its_promises_passes_at_every_point(stage: Stage) -> None:
+    stage.cast(GOOD, BOTH)
+    done = stage.drill("hello", "--ledger", "effects")
+    assert done.code == 0, done.err
+    assert [p for p in done.points if p["bad"] or p["differences"] or p["questions"]] == []
+    assert done.sums["kills"] == done.sums["points"] == len(done.points)
+    appends = ["run_created", "run_claimed 1", "assistant_message 0", "tool_result t0c0", "assistant_message 1"]
+    appends += ["tool_call_started t1c0", "tool_result t1c0", "assistant_message 2"]
+    expected = {(moment, key, "all") for key in appends for moment in ("before", "after")}
+    handlers = "handler t0c0", "handler t1c0"
+    expected |= {(m, key, v) for key in handlers for m in ("before", "after") for v in ("all", "tool")}
+    reached = {(p["moment"], p["key"], p["victim"]) for p in done.points}
+    assert expected <= reached | {("before", "run_completed", "all"), ("after", "run_completed", "all")}
+    lines = stage.effects.read_text().split()
+    assert len(lines) == len(set(lines)) == 2 * (len(done.points) + 2), "each run has two effects, and no more"
+    settled = {(p["moment"], p["key"]): p["settling_s"] for p in done.points}
+    assert settled["before", "handler t1c0"] == 60.0, "the settling time of a real run is told"
+    assert settled["after", "handler t1c0"] == 0.0, "what happened is known at once"
+    assert any("pay has no settles_after_s" in text for text in done.advice)
+    assert stage.left() == []
+
+
+def test_tools_that_break_their_promises_are_caught(stage: Stage) -> None:
+    stage.cast(BAD, WORSE)
+    done = stage.drill("hello", "--ledger", "effects")
+    assert done.code == 1, done.err
+    assert done.sums["kills"] == done.sums["points"]
+    ran_twice = {("after", f"handler {call}", victim) for call in ("t0c0", "t1c0") for victim in ("all", "tool")}
+    assert done.doubled() == ran_twice | {("before", "tool_result t0c0", "all")}
+    reasons = {reason for p in done.points for reason in p["duplicates"]}
+    assert "pay (t1c0) returned 2 times though its probe said that it had not happened" in reasons
+    assert "the ledger has 3 new lines, undisturbed it has 2" in reasons
+
+
+async def test_a_stored_run_is_played_again_and_what_nobody_can_tell_is_asked(stage: Stage) -> None:
+    stage.cast(BLIND)
+    await recorded(stage.folder / "runs.db")
+    done = stage.drill("--from", RUN[:8], "--db", "runs.db", "--ledger", "effects")
+    assert done.code == 0, done.err
+    assert done.sums["kills"] == done.sums["points"]
+    asked = {(p["moment"], p["key"], p["victim"]): p["questions"] for p in done.points if p["questions"]}
+    assert asked == {
+        ("after", "tool_call_started t0c0", "all"): ["pay (t0c0): not_happened"],
+        ("before", "handler t0c0", "all"): ["pay (t0c0): not_happened"],
+        ("before", "handler t0c0", "tool"): ["pay (t0c0): not_happened"],
+        ("after", "handler t0c0", "all"): ["pay (t0c0): happened"],
+        ("after", "handler t0c0", "tool"): ["pay (t0c0): happened"],
+    }
+    assert {"before", "after"} == {p["moment"] for p in done.points if p["key"] == "approval_decided t0c0"}
+    assert any("pay is non_idempotent and has no reconcile probe" in t and "(5 here)" in t for t in done.advice)
+    lines = stage.effects.read_text().split()
+    assert len(lines) == len(set(lines)) == len(done.points) + 2
+
+
+async def recorded(db: Path) -> None:
+    """A store with a run that has been answered twice."""
+    log = await open_log(db)
+    await new_run(log, created(input="as it was"))
+    epoch = await claim(log)
+    call = request("non_idempotent")
+    first = (TurnStarted(turn_index=0), AssistantMessage(turn_index=0, text="well", stop_reason="tool_use"), call)
+    seq = (await accepted(log, Append(RUN, epoch, 2, first))).row.seq
+    result = ToolResult(tool_call_id="t0c0", attempt=1, content='"paid"')
+    last = AssistantMessage(turn_index=1, text="done", stop_reason="end_turn")
+    end = RunCompleted(output="done", stop_reason="end_turn")
+    await accepted(log, Append(RUN, epoch, seq, (result, TurnStarted(turn_index=1), last, end)))
+    await log.close()
+
+
+def test_an_interrupted_drill_leaves_nothing_behind(stage: Stage) -> None:
+    stage.cast(SLOW, '{"tool_calls": [{"name": "wait"}]}\n{"text": "all done"}\n')
+    process = stage.start("drill", "agent.py:agent", "hello", stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    watch = select.poll()
+    while not stage.effects.exists():
+        assert process.poll() is None
+        watch.poll(20)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130
+    psutil.wait_procs([p for p in psutil.process_iter() if stage._ours(p)], timeout=10)
+    assert stage.left() == []
+
+
+COMMANDS = """
+import contextlib, io, json, sys
+from perdure.cli.app import root
+
+def run(args):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = root(args, standalone_mode=False)
+        except SystemExit as end:
+            code = end.code
+    return code, out.getvalue(), err.getvalue()
+
+print(json.dumps([run(args) for args in json.loads(sys.argv[1])]))
+"""
+
+
+def test_bad_input_is_one_line_and_nothing_is_run(stage: Stage) -> None:
+    stage.cast(BLIND, '{"text": 1}\n')
+    (stage.folder / "good").write_text('{"text": "fine"}\n')
+    cases = {
+        ("agent.py:nobody", "x"): "has no Agent named 'nobody'; it has agent",
+        ("agent.py:agent", "x"): "the agent's model is no script: give its answers with --script FILE or --from RUN",
+        ("agent.py:agent", "x", "--script", "script"): "line 1: text: Input should be a valid string",
+        ("agent.py:agent", "x", "--script", "nowhere"): "cannot be read",
+        ("agent.py:agent", "x", "--script", "good", "--from", "abcd"): "give one of them",
+        ("agent.py:agent", "--script", "good"): "no INPUT: give one, or --from RUN",
+        ("agent.py:agent", "x", "--script", "good"): "pay would run for real, once or more per crash point: give --yes",
+        ("agent.py:agent", "--from", "abcd", "--db", "none.db"): "none.db",
+    }
+    command = [sys.executable, "-c", COMMANDS, json.dumps([["drill", *args] for args in cases])]
+    env = os.environ | {"TMPDIR": str(stage.temporary)}
+    shown = subprocess.run(command, cwd=stage.folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    for (code, out, err), expected in zip(json.loads(shown.stdout), cases.values(), strict=True):
+        assert (code, out) == (2, ""), err
+        assert err.count("\n") == 1 and expected in err
+    assert not stage.effects.exists()
+    assert stage.left() == []
+
+
+def test_an_undisturbed_run_that_fails_is_no_ground_for_a_drill(stage: Stage) -> None:
+    stage.cast(GOOD, '{"tool_calls": [{"name": "note"}]}\n')
+    done = stage.drill("hello")
+    assert (done.code, done.said) == (2, [])
+    assert "undisturbed, the run does not complete: it ends as failed: model_error" in done.err
+    assert "has 1 turns, turn 2 was asked for" in done.err
+
+
+def test_on_a_terminal_it_asks_before_it_acts_and_shows_a_table(stage: Stage) -> None:
+    stage.cast(BLIND, '{"text": "nothing to do"}\n')
+    ours, theirs = pty.openpty()
+    process = stage.start(
+        "drill", "agent.py:agent", "x", "--script", "script", stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    shown = read_until(ours, "Go on?")
+    os.write(ours, b"y\n")
+    shown += read_until(ours, None)
+    assert process.wait(30) == 0
+    assert "pay will run for real" in shown
+    assert "CRASH POINT" in shown and "before run_created" in shown
+    assert "6 crash points, 6 kills: 6 ended as undisturbed, 0 effects doubled" in shown
+    assert "the script calls pay never" in shown
+
+
+def read_until(terminal: int, text: str | None) -> str:
+    """What comes from a terminal up to a text, or to its end."""
+    shown = b""
+    while text is None or text.encode() not in shown:
+        try:
+            shown += os.read(terminal, 4096)
+        except OSError:  # its other end is closed
+            break
+    return shown.decode()
+
+
+# -- what needs no process --------------------------------------------------------------------------------
+
+
+def request(effect: Effect, call: str = "t0c0") -> ToolCallRequested:
+    return ToolCallRequested(
+        turn_index=0,
+        tool_call_id=call,
+        provider_id=call,
+        name="pay",
+        arguments="{}",
+        effect=effect,
+        idempotency_key="k",
+    )
+
+
+def note(what: What, attempt: int = 1, text: str = "", key: str = "k") -> Note:
+    return Note(what, tool="pay", call="t0c0", attempt=attempt, text=text, key=key, at=float(attempt))
+
+
+def trace(effect: Effect, *notes: Note, events: Sequence[Event] = (), lines: int | None = None) -> Trace:
+    row = RunRow(RUN, Status.COMPLETED, 1, 1, "a", "d", None, None, 0, 0.0, 0.0)
+    every = (request(effect), *events, RunCompleted(output="done", stop_reason="end_turn"))
+    stored = [Stored(seq, float(seq), 1, event) for seq, event in enumerate(every, start=1)]
+    return Trace(row, stored, notes, lines=lines)
+
+
+TWICE = note("entered"), note("entered", 2)
+
+
+@pytest.mark.parametrize(
+    ("effect", "notes", "doubled"),
+    [
+        ("non_idempotent", TWICE, "nobody had said that attempt 1 did not happen"),
+        ("non_idempotent", (*TWICE, note("probed", 1, "unknown")), "nobody had said"),
+        ("non_idempotent", (*TWICE, note("probed", 1, "did_not_happen")), ""),
+        ("non_idempotent", (*TWICE, note("answered", 1, "not_happened")), ""),
+        ("non_idempotent", (*TWICE, note("returned"), note("returned", 2)), "returned 2 times"),
+        ("idempotent_write", TWICE, ""),
+        ("idempotent_write", (note("entered"), note("entered", 2, key="other")), "2 idempotency keys"),
+        ("read_only", (*TWICE, note("returned"), note("returned", 2)), ""),
+    ],
+)
+def test_what_counts_as_doubled(effect: Effect, notes: tuple[Note, ...], doubled: str) -> None:
+    reasons = list(duplicates(trace(effect, *notes), None))
+    assert len(reasons) == bool(doubled)
+    assert all(doubled in reason for reason in reasons)
+
+
+def test_more_lines_are_doubled_effects_and_fewer_are_a_different_end() -> None:
+    clean = trace("read_only", lines=1)
+    more = judge(trace("read_only", lines=2), Point("before", "run_created"), clean, ())
+    assert more.bad and len(more.duplicates) == 1
+    fewer = judge(trace("read_only", lines=0), Point("before", "run_created"), clean, ())
+    assert fewer.bad and (fewer.duplicates, fewer.differences) == ((), ("effects in the ledger",))
+
+
+def test_a_different_end_is_excused_by_a_question_or_by_varying_anyhow() -> None:
+    clean, point = trace("non_idempotent"), Point("after", "handler t0c0")
+    result = ToolResult(tool_call_id="t0c0", attempt=1, content='"abandoned"', is_error=True)
+    other = trace("non_idempotent", events=[result])
+    assert judge(other, point, clean, ()).bad
+    assert not judge(other, point, clean, ("result of t0c0",)).bad
+    asked = replace(other, notes=[note("answered", 1, "abandon")])
+    verdict = judge(asked, point, clean, ())
+    assert not verdict.bad and verdict.differences == ("result of t0c0",)
+    assert verdict.questions == ("pay (t0c0): abandon",)
+
+
+def test_a_run_that_was_given_up_is_told_from_one_that_ended() -> None:
+    clean = trace("read_only")
+    verdict = judge(replace(clean, codes=(-9, -9)), Point("before", "run_created"), clean, ())
+    assert verdict.bad and verdict.status == "completed, no end in time"
+
+
+def test_a_person_of_the_drill_never_guesses() -> None:
+    assert truth([], "t0c0", 1) == ("not_happened", "")
+    assert truth([note("entered"), note("returned", text='"ok"')], "t0c0", 1) == ("happened", '"ok"')
+    assert truth([note("entered")], "t0c0", 1) == ("abandon", "")
+    assert truth([note("entered"), note("raised")], "t0c0", 1) == ("abandon", "")
+    assert truth([note("entered")], "t0c0", 2) == ("not_happened", "")
+
+
+def test_points_are_named_by_what_is_appended() -> None:
+    message = AssistantMessage(turn_index=3, text="", stop_reason="tool_use")
+    assert append_key(Create(RUN, created())) == "run_created"
+    assert append_key(Claim(RUN, "c", "l", seen_epoch=4)) == "run_claimed 5"
+    assert append_key(Append(RUN, 1, 1, (TurnStarted(turn_index=3), message, request("read_only")))) == (
+        "assistant_message 3"
+    )
+    assert append_key(Append(RUN, 1, 1)) is None
+    assert append_key(Leave(RUN, "t0c0", 1)) is None
+
+
+def test_a_log_tells_the_script_that_was_played() -> None:
+    call = request("read_only").model_copy(update={"arguments": '{"x":1}', "provider_id": "call_0"})
+    events: list[Event] = [
+        RunClaimed(epoch=1, owner="o", reason="start"),
+        AssistantMessage(turn_index=0, text="let me see", stop_reason="tool_use"),
+        call,
+        AssistantMessage(turn_index=1, text="done", stop_reason="end_turn"),
+    ]
+    first, last = replies(Stored(seq, 0.0, 1, event) for seq, event in enumerate(events, start=1))
+    assert (first.text, first.tool_calls[0].name, first.tool_calls[0].arguments) == ("let me see", "pay", {"x": 1})
+    assert (first.tool_calls[0].id, last.text, last.tool_calls) == ("call_0", "done", ())
+
+
+def test_what_a_tool_lacks_is_told() -> None:
+    @tool(effect="idempotent_write", attempts_max=1)
+    def put(x: int) -> None: ...
+
+    told = list(advice([put], {"put"}, [], counted=False))
+    assert [text.partition(" ")[0] for text in told] == ["put", "put", "put"]
+    assert "takes no ToolContext" in told[0] and "attempts_max=1" in told[1] and "--ledger" in told[2]
+    assert list(advice([put], set(), [], counted=True))[-1].startswith("the script calls put never")
