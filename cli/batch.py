@@ -19,6 +19,7 @@ from ..batch.results import Report, check_output, replacing, results
 from ..client.door import Size, open_door
 from ..client.runtime import check_agent
 from ..store.sql import SqlLog, open_log
+from ..store.states import Status
 from .exits import exit_of
 from .interrupts import Interrupts
 from .options import (
@@ -57,12 +58,12 @@ def batch(db: str, agent: str, dataset: Path, **options: Any) -> None:
     `id` (a string or a whole number), and anything else as metadata; or plain strings. It is checked to its last
     line before anything is launched.
 
-    The same command again resumes: no sample is launched twice, interrupted runs go on, and what failed or was
-    cancelled stays as it is without --retry-failed. Results (--output, or --json for standard output) are JSON lines
-    in the order of the data set: id, run_id, status, output, error, message, usage.
+    The same command again resumes: no sample is launched twice, interrupted runs go on, and so do those whose questions
+    were answered; what failed or was cancelled stays as it is without --retry-failed. Results (--output, or --json for
+    standard output) are JSON lines in the order of the data set: id, run_id, status, output, error, message, usage.
 
     Exit codes: 0 all completed, else that of the worst sample: 1 failed, 5 timed out, 4 cancelled, 3 waits for
-    approval; 2 usage; 130 interrupted (everything stays resumable).
+    a person; 2 usage; 130 interrupted (everything stays resumable).
     """
     loaded = check_agent(agent, options["model"])
     name = batch_name(options["name"] or f"{dataset.stem}-{loaded.agent.name}")
@@ -104,7 +105,12 @@ class _Command:
 
     def _introduce(self, plan: Plan, done: int) -> None:
         name = f"batch {self._batch.name!r}: {plan.total} samples"
-        parts = [f"{done} done" if done else "", f"{plan.new} new" if done or plan.new < plan.total else ""]
+        waiting = plan.counts.get(Status.AWAITING_APPROVAL, 0)
+        parts = [
+            f"{done - waiting} done" if done > waiting else "",
+            f"{waiting} waiting for a person" if waiting else "",
+        ]
+        parts += [f"{plan.new} new" if done or plan.new < plan.total else ""]
         parts += [f"{plan.again} tried again" if plan.again else ""]
         live = plan.total - done - plan.new - plan.again
         parts += [f"{live} interrupted" if live else ""]
@@ -142,6 +148,10 @@ class _Command:
                     if self._options["as_json"]:
                         self._terminal.put(text)
         self._say_failures(report)
+        if waiting := report.statuses[Status.AWAITING_APPROVAL]:
+            questions = f"perdure {at_store(self._db)}questions --batch {shlex.quote(self._batch.name)}"
+            wait = "waits" if waiting == 1 else "wait"
+            self._terminal.say(f"{waiting} {wait} for a person; what is asked, and how to answer: {questions}")
         usage = ", ".join(f"{count} {kind.removesuffix('_tokens')}" for kind, count in report.usage if count)
         speed = f"{ended_now} runs in {duration(wall_s)}, {ended_now / wall_s:.1f} runs/s"
         say = self._terminal.say if self._options["as_json"] else self._terminal.put

@@ -6,6 +6,9 @@ import time
 from typing import Any
 
 from ..store.events import (
+    ApprovalDecided,
+    ApprovalExpired,
+    ApprovalRequested,
     AssistantMessage,
     CancelRequested,
     Event,
@@ -15,9 +18,11 @@ from ..store.events import (
     RunCreated,
     RunFailed,
     RunRequeued,
+    RunTimedOut,
     Stored,
     ToolCallRequested,
     ToolCallRetried,
+    ToolCallSettled,
     ToolCallStarted,
     ToolCallUnsettled,
     ToolEvidence,
@@ -60,6 +65,8 @@ def describe(event: Event) -> str:
             return f"{event.tool_call_id} attempt {event.attempt}: {event.reason}"
         case ToolCallUnsettled():
             return f"{event.tool_call_id} attempt {event.attempt}: {event.why}"
+        case ApprovalRequested() | ApprovalDecided() | ApprovalExpired() | ToolCallSettled():
+            return f"{event.tool_call_id} {_of_people(event)}"
         case ToolResult():
             source = "" if event.source == "tool" else f" by {event.source}"
             return f"{event.tool_call_id}{source}{' error' if event.is_error else ''}: {event.content}"
@@ -71,6 +78,20 @@ def describe(event: Event) -> str:
             return line(event.output)
         case RunFailed():
             return f"{event.code}: {event.message}"
-        case RunCancelled():
+        case RunCancelled() | RunTimedOut():
             return event.reason
     return line(event.model_dump(mode="json", exclude=_LEFT_OUT))
+
+
+def _of_people(event: ApprovalRequested | ApprovalDecided | ApprovalExpired | ToolCallSettled) -> str:
+    match event:
+        case ApprovalRequested():
+            return f"{event.name}({event.arguments}), {event.effect}" + (f": {event.reason}" if event.reason else "")
+        case ApprovalExpired():
+            return "nobody decided in time"
+        case ApprovalDecided():
+            said = f"{event.decision} by {event.by}"
+            edited = "" if event.arguments is None else f", with {event.arguments}"
+        case ToolCallSettled():
+            said, edited = f"attempt {event.attempt} {event.outcome} by {event.by}", ""
+    return f"{said}{edited}" + (f": {event.reason}" if event.reason else "")

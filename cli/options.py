@@ -37,6 +37,7 @@ db_option = click.option(
     help=f"The store: a SQLite file or a postgresql:// URL. Default: PERDURE_DB, else {DEFAULT_STORE}.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON lines, for programs.")
+reason_option = click.option("-m", "--reason", default="", metavar="TEXT", help="Why; kept with the run.")
 model_option = click.option("--model", metavar="MODEL", help="Use this model instead of the agent's: script:FILE.")
 address_option = click.option(
     "--address", metavar="HOST:PORT", help="Join this Ray cluster; without it a local one is started."

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import click
 
-from ..store.log import RunRow
+from ..store.log import CallRow, RunRow
 from ..store.sql import SqlLog, open_log
 from ..store.states import Status
 from .events import event_json, event_line
 from .find import find_run
 from .options import asynchronous, db_option, json_option
-from .receipts import calls_json, calls_lines, row_json, run_json, run_lines
+from .receipts import receipts_json, receipts_lines
+from .runs import HEAD, row_cells, row_json, run_json, run_lines
 from .terminal import Terminal
-from .text import clock, json_line, line, table
+from .text import json_line, table
 
 FOLLOW_POLL_S = 0.2
 PAGE = 500
@@ -53,42 +54,34 @@ async def list_runs(db: str, batch: str | None, statuses: tuple[str, ...], limit
     async with open_reader(db) as event_log:
         wanted = [Status(status) for status in statuses] or None
         rows = await event_log.runs(statuses=wanted, batch=batch, limit=limit + 1)
+        calls = await _waiting_calls(event_log, rows[:limit])
     if as_json:
         for row in rows[:limit]:
-            terminal.put(json_line(row_json(row)))
+            terminal.put(json_line(row_json(row, calls.get(row.run_id, ()))))
         return
     if not rows:
         terminal.say("no runs here" if wanted is None and batch is None else "no such runs")
         return
-    head = "RUN", "STATUS", "TURNS", "TOKENS", "CREATED", "AGENT", "BATCH", "SAMPLE", "ERROR"
-    for text in table(head, [_cells(row) for row in rows[:limit]]):
+    for text in table(HEAD, [row_cells(row, calls.get(row.run_id, ())) for row in rows[:limit]]):
         terminal.put(text)
     if len(rows) > limit:
         terminal.say(f"(the newest {limit}; --limit shows more)")
 
 
-def _cells(row: RunRow) -> tuple[str, ...]:
-    return (
-        line(row.run_id),
-        row.status,
-        str(row.turns),
-        str(sum(row.usage.model_dump().values())),
-        clock(row.created_at),
-        line(row.agent.rpartition("/")[2], 40),
-        line(row.batch or "", 40),
-        line(row.sample or "", 40),
-        line(row.error or "", 60),
-    )
+async def _waiting_calls(event_log: SqlLog, rows: Sequence[RunRow]) -> dict[str, list[CallRow]]:
+    """The calls of those runs that wait for a person."""
+    ids = [row.run_id for row in rows if row.status is Status.AWAITING_APPROVAL]
+    return {run_id: await event_log.calls(run_id) for run_id in ids}
 
 
 @click.command()
 @click.argument("run")
-@click.option("--calls", is_flag=True, help="Also every tool call: attempts, start marks, where its result is from.")
+@click.option("--calls", is_flag=True, help="Also every tool call's receipt: approval, attempts, settlement, result.")
 @json_option
 @db_option
 @asynchronous
 async def show(db: str, run: str, calls: bool, as_json: bool) -> None:
-    """Show one run. RUN is its id, or the first characters of it."""
+    """Show one run, and what it asks people. RUN is its id, or the first characters of it."""
     terminal = Terminal()
     async with open_reader(db) as event_log:
         row = await find_run(event_log, run)
@@ -96,9 +89,9 @@ async def show(db: str, run: str, calls: bool, as_json: bool) -> None:
         call_rows = await event_log.calls(row.run_id)
     if as_json:
         shown = run_json(row, stored, call_rows)
-        terminal.put(json_line(shown | {"calls": calls_json(stored, call_rows)} if calls else shown))
+        terminal.put(json_line(shown | {"calls": receipts_json(stored, call_rows)} if calls else shown))
         return
-    for text in run_lines(row, stored, call_rows) + (calls_lines(stored, call_rows) if calls else []):
+    for text in run_lines(row, stored, call_rows, db) + (receipts_lines(stored, call_rows) if calls else []):
         terminal.put(text)
 
 

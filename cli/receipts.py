@@ -1,174 +1,216 @@
-"""What `show` says of a run, and the receipts of its tool calls, folded from the log."""
+"""The receipts of tool calls, folded from the log: what was intended, approved, attempted, and what came of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from ..store.events import (
-    RunClaimed,
-    RunCompleted,
-    RunCreated,
-    RunFailed,
-    RunRequeued,
+    ApprovalDecided,
+    ApprovalExpired,
+    ApprovalRequested,
+    Event,
     Stored,
     ToolCallRequested,
     ToolCallRetried,
+    ToolCallSettled,
     ToolCallStarted,
+    ToolCallUnsettled,
     ToolEvidence,
     ToolResult,
 )
-from ..store.log import CallRow, RunRow
-from ..store.states import Status
-from .text import clock, duration, line, safe
+from ..store.log import CallRow
+from .text import clock, duration, line
+
+Receipt = dict[str, Any]
+_REPORTED = ("tool", "crash", "timeout")
+"""Sources of results that are the end of their attempt."""
+_NEVER_BEGAN = ("validation", "policy")
 
 
-def row_json(row: RunRow) -> dict[str, Any]:
-    """The projection of a run for a program."""
-    return asdict(row) | {"usage": row.usage.model_dump()}
+def receipts_json(stored: Sequence[Stored], calls: Sequence[CallRow]) -> list[Receipt]:
+    """The receipt of every call, in order of request.
 
-
-def run_json(row: RunRow, stored: Sequence[Stored], calls: Sequence[CallRow]) -> dict[str, Any]:
-    """A run for a program."""
-    created, end = stored[0].event, _end(row, stored)
-    first = created if isinstance(created, RunCreated) else None
-    return row_json(row) | {
-        "input": first.input if first else None,
-        "config": first.config if first else {},
-        "metadata": first.metadata if first else {},
-        "correlation_id": first.correlation_id if first else None,
-        "output": end.event.output if end and isinstance(end.event, RunCompleted) else None,
-        "message": end.event.message if end and isinstance(end.event, RunFailed) else None,
-        "ended_at": end.at if end else None,
-        "respawns": _respawns(stored),
-        "resumes": sum(isinstance(one.event, RunRequeued) for one in stored),
-        "open_calls": [call.tool_call_id for call in calls if call.result_seq is None],
-    }
-
-
-def run_lines(row: RunRow, stored: Sequence[Stored], calls: Sequence[CallRow]) -> list[str]:
-    """A run for people."""
-    facts = run_json(row, stored, calls)
-    usage = ", ".join(f"{name.removesuffix('_tokens')} {count}" for name, count in facts["usage"].items() if count)
-    ended = facts["ended_at"]
-    lasted = f" ({duration(ended - row.created_at)} after its creation)" if ended else ""
-    cancelling = ", a cancel is requested" if row.cancel and not row.status.is_terminal else ""
-    texts = [
-        ("run", line(row.run_id, None)),
-        ("status", f"{row.status}{cancelling}"),
-        ("agent", line(row.agent, None)),
-        ("model", line(facts["config"].get("model") or "the agent's own")),
-        ("batch", f"{line(row.batch)}, sample {line(row.sample or '')}" if row.batch is not None else ""),
-        ("correlation", line(facts["correlation_id"] or "")),
-        ("metadata", line(facts["metadata"]) if facts["metadata"] else ""),
-        ("created", clock(row.created_at)),
-        ("ended", f"{clock(ended)}{lasted}" if ended else ""),
-        ("turns", str(row.turns)),
-        ("tokens", usage or "0"),
-        ("respawns", f"{facts['respawns']}" + (f", resumed {facts['resumes']} times" if facts["resumes"] else "")),
-        ("events", f"{row.seq} (epoch {row.epoch})"),
-        ("input", _block(facts["input"])),
-    ]
-    if row.status is Status.COMPLETED:
-        texts.append(("output", _block(facts["output"])))
-    if row.error:
-        texts.append(("error", line(f"{row.error}: {facts['message']}" if facts["message"] else row.error, None)))
-    texts += [("open call", f"{line(call.tool_call_id)} {line(call.name)} {_standing(call)}") for call in _open(calls)]
-    return [f"{name:<12}{text}" for name, text in texts if text]
-
-
-def _block(value: Any) -> str:
-    """A text over as many lines as it has, indented; other values on one line."""
-    if isinstance(value, str):
-        return safe(value).replace("\n", "\n" + " " * 12)
-    return line(value, None)
-
-
-def _open(calls: Sequence[CallRow]) -> list[CallRow]:
-    return [call for call in calls if call.result_seq is None]
-
-
-def _standing(call: CallRow) -> str:
-    if call.unsettled:
-        return f"attempt {call.attempt}: it is unknown whether it took effect"
-    if call.started:
-        return f"attempt {call.attempt}, started {clock(call.started_at)} by process {call.pid}"
-    return f"attempt {call.attempt}, no start mark"
-
-
-def _end(row: RunRow, stored: Sequence[Stored]) -> Stored | None:
-    if row.end_seq is None or not row.status.is_terminal or row.end_seq > len(stored):
-        return None
-    return stored[row.end_seq - 1]
-
-
-def _respawns(stored: Sequence[Stored]) -> int:
-    return sum(isinstance(one.event, RunClaimed) and one.event.reason != "start" for one in stored)
-
-
-# -- receipts -----------------------------------------------------------------------------------------------
-
-
-def calls_json(stored: Sequence[Stored], calls: Sequence[CallRow]) -> list[dict[str, Any]]:
-    """The receipt of every call, in order of request."""
-    receipts: dict[str, dict[str, Any]] = {
+    An attempt's `epoch` is that of its start mark, or else of the event that opened it; its owner is the claim of that
+    epoch. Times are seconds on the store's clock.
+    """
+    receipts: dict[str, Receipt] = {
         call.tool_call_id: {
             "tool_call_id": call.tool_call_id,
             "turn_index": call.turn_index,
             "name": call.name,
             "effect": call.effect,
             "arguments": None,
-            "attempts": call.attempt,
-            "marks": [],
-            "retries": [],
-            "evidence": [],
+            "idempotency_key": None,
+            "requested_at": None,
+            "standing": standing(call),
+            "approvals": [],
+            "attempts": [],
             "result": None,
         }
         for call in calls
     }
     for one in stored:
-        event = one.event
-        if receipt := receipts.get(getattr(event, "tool_call_id", None) or ""):
-            _note(receipt, one)
+        if receipt := receipts.get(getattr(one.event, "tool_call_id", None) or ""):
+            _note_approval(receipt, one)
+            _note_attempt(receipt, one)
     return list(receipts.values())
 
 
-def _note(receipt: dict[str, Any], stored: Stored) -> None:
+def _note_approval(receipt: Receipt, stored: Stored) -> None:
+    match event := stored.event:
+        case ApprovalRequested():
+            due_at = None if event.timeout_s is None else stored.at + event.timeout_s
+            asked = {"question": event.event_id, "asked_at": stored.at, "reason": event.reason, "due_at": due_at}
+            asked |= {"default": event.default, "digest": event.digest, "expired_at": None, "decided": None}
+            receipt["approvals"].append(asked)
+            receipt["attempts"] = []  # nothing of it had begun, or it could not be asked for
+        case ApprovalExpired():
+            receipt["approvals"][-1]["expired_at"] = stored.at
+        case ApprovalDecided():
+            decided = {"at": stored.at, "decision": event.decision, "by": event.by, "reason": event.reason}
+            receipt["approvals"][-1]["decided"] = decided | {"arguments": event.arguments}
+
+
+def _note_attempt(receipt: Receipt, stored: Stored) -> None:
+    attempts: list[Receipt] = receipt["attempts"]
     match event := stored.event:
         case ToolCallRequested():
-            receipt["arguments"] = event.arguments
-        case ToolCallStarted():
-            mark = {"attempt": event.attempt, "at": stored.at, "node": event.node, "pid": event.pid}
-            receipt["marks"].append(mark)
+            receipt |= {"arguments": event.arguments, "idempotency_key": event.idempotency_key}
+            receipt["requested_at"] = stored.at
+            attempts.append(_attempt(1, stored, ""))
         case ToolCallRetried():
-            receipt["retries"].append({"attempt": event.attempt, "at": stored.at, "reason": event.reason})
+            attempts.append(_attempt(event.attempt, stored, event.reason))
+        case ToolCallStarted():
+            where = {"started_at": stored.at, "epoch": stored.epoch, "node": event.node, "pid": event.pid}
+            _of(attempts, event.attempt).update(where)
+        case ToolCallUnsettled():
+            asked = {"question": event.event_id, "asked_at": stored.at, "why": event.why, "settled": None}
+            _of(attempts, event.attempt)["unsettled"].append(asked)
+        case ToolCallSettled():
+            settled = {"at": stored.at, "outcome": event.outcome, "by": event.by, "reason": event.reason}
+            _of(attempts, event.attempt)["unsettled"][-1]["settled"] = settled
         case ToolEvidence():
-            told = {"attempt": event.attempt, "at": stored.at, "why": event.why, "content": event.content}
-            receipt["evidence"].append(told | {"is_error": event.is_error})
+            told = {"at": stored.at, "why": event.why, "content": event.content, "is_error": event.is_error}
+            _of(attempts, event.attempt)["evidence"].append(told)
         case ToolResult():
-            told = {"attempt": event.attempt, "at": stored.at, "source": event.source, "content": event.content}
-            receipt["result"] = told | {"is_error": event.is_error}
+            _note_result(receipt, event, stored.at)
 
 
-def calls_lines(stored: Sequence[Stored], calls: Sequence[CallRow]) -> list[str]:
-    """The receipts for people."""
-    texts: list[str] = []
-    for receipt in calls_json(stored, calls):
-        name = f"{line(receipt['tool_call_id'])}  {line(receipt['name'])}({line(receipt['arguments'] or '')})"
-        texts += ["", f"{name}  turn {receipt['turn_index']}, {receipt['effect']}, attempts {receipt['attempts']}"]
-        for mark in receipt["marks"]:
-            where = f"process {mark['pid']} on node {line(mark['node'][:12])}"
-            texts.append(f"    mark      attempt {mark['attempt']}, {clock(mark['at'])}, {where}")
-        for retry in receipt["retries"]:
-            texts.append(f"    retry     attempt {retry['attempt']}, {clock(retry['at'])}: {line(retry['reason'])}")
-        for kind in (receipt["result"], *receipt["evidence"]):
-            if kind:
-                source = f"by {kind['source']}" if "source" in kind else f"evidence, {line(kind['why'])}"
-                error = ", error" if kind["is_error"] else ""
-                label = "result" if "source" in kind else "late"
-                told = f"attempt {kind['attempt']}, {clock(kind['at'])}, {source}{error}: {line(kind['content'])}"
-                texts.append(f"    {label:<10}{told}")
-        if receipt["result"] is None:
-            texts.append("    open")
-    return texts
+def _note_result(receipt: Receipt, event: ToolResult, at: float) -> None:
+    told = {"attempt": event.attempt, "at": at, "source": event.source, "content": event.content}
+    receipt["result"] = told | {"is_error": event.is_error, "took_s": event.took_s}
+    if event.source in _NEVER_BEGAN:
+        receipt["attempts"] = []
+    elif event.source in _REPORTED:
+        attempt = _of(receipt["attempts"], event.attempt)
+        attempt |= {"ended_at": at, "took_s": event.took_s}
+        if event.pid:
+            attempt |= {"node": event.node, "pid": event.pid}
+
+
+def _attempt(number: int, opened: Stored, why: str) -> Receipt:
+    return {
+        "attempt": number,
+        "epoch": opened.epoch,
+        "opened_at": opened.at,
+        "why": why,
+        "started_at": None,
+        "node": "",
+        "pid": 0,
+        "ended_at": None,
+        "took_s": None,
+        "unsettled": [],
+        "evidence": [],
+    }
+
+
+def _of(attempts: list[Receipt], number: int) -> Receipt:
+    return next(attempt for attempt in attempts if attempt["attempt"] == number)
+
+
+def standing(call: CallRow) -> str:
+    """How a call stands: closed, or what it waits for."""
+    if call.result_seq is not None:
+        return "closed"
+    if call.unsettled:
+        return f"attempt {call.attempt}: it is unknown whether it took effect, a person is asked"
+    if call.started:
+        return f"attempt {call.attempt}, started {clock(call.started_at)} by process {call.pid}"
+    return {
+        "due": "is to be approved, a person will be asked when the run goes on",
+        "asked": "waits for approval",
+        "expired": "nobody decided in time",
+        "approved": "approved, has not begun" if call.attempt == 0 else f"attempt {call.attempt}, no start mark",
+        "": f"attempt {call.attempt}, no start mark",
+    }[call.gate]
+
+
+# -- for people ---------------------------------------------------------------------------------------------
+
+
+def receipts_lines(stored: Sequence[Stored], calls: Sequence[CallRow]) -> list[str]:
+    """The receipts for people: of each call a line for everything that happened to it."""
+    texts: dict[str, list[str]] = {}
+    for call in calls:
+        head = f"{line(call.tool_call_id)}  {line(call.name)}  turn {call.turn_index}, {call.effect}"
+        texts[call.tool_call_id] = ["", head]
+    for one in stored:
+        told = texts.get(getattr(one.event, "tool_call_id", None) or "")
+        if told is not None and (entry := _entry(one.event, one.epoch)):
+            told.append(f"    {entry[0]:<12}{clock(one.at)}  {entry[1]}".rstrip())
+    for call in calls:
+        if call.result_seq is None:
+            texts[call.tool_call_id].append(f"    {'open':<12}{standing(call)}")
+    return [text for told in texts.values() for text in told]
+
+
+def _entry(event: Event, epoch: int) -> tuple[str, str] | None:
+    """What happened to a call, and the rest of what is known of it."""
+    match event:
+        case ToolCallRequested():
+            return "intended", f"epoch {epoch}, key {line(event.idempotency_key[:12])}: {line(event.arguments, None)}"
+        case ToolCallRetried():
+            return f"attempt {event.attempt}", f"epoch {epoch}: {line(event.reason)}"
+        case ToolCallStarted():
+            return "started", f"attempt {event.attempt}, epoch {epoch}, {_place(event.node, event.pid)}"
+        case ToolEvidence():
+            told = f"attempt {event.attempt}, {line(event.why)}{_error(event.is_error)}: {line(event.content)}"
+            return "late", told
+        case ToolResult():
+            took = "" if event.took_s is None else f", took {duration(event.took_s)}"
+            place = f", {_place(event.node, event.pid)}" if event.pid else ""
+            told = f"attempt {event.attempt}, by {event.source}{_error(event.is_error)}{place}{took}"
+            return "result", f"{told}: {line(event.content)}"
+    return _entry_of_people(event)
+
+
+def _entry_of_people(event: Event) -> tuple[str, str] | None:
+    match event:
+        case ApprovalRequested():
+            until = "" if event.timeout_s is None else f", {duration(event.timeout_s)} to decide"
+            return "asked", f"may it run?{until}{_reason(event.reason)}"
+        case ApprovalDecided():
+            edited = "" if event.arguments is None else f", with other arguments: {line(event.arguments, None)}"
+            word = "approved" if event.decision == "approve" else "rejected"
+            return word, f"by {line(event.by)}{_reason(event.reason)}{edited}"
+        case ApprovalExpired():
+            return "expired", "nobody decided in time"
+        case ToolCallUnsettled():
+            return "unsettled", f"attempt {event.attempt}, did it happen?{_reason(event.why)}"
+        case ToolCallSettled():
+            outcome = event.outcome.replace("_", " ")
+            return "settled", f"attempt {event.attempt}, {outcome}, by {line(event.by)}{_reason(event.reason)}"
+    return None
+
+
+def _place(node: str, pid: int) -> str:
+    return f"process {pid} on node {line(node[:12])}"
+
+
+def _reason(text: str) -> str:
+    return f": {line(text)}" if text else ""
+
+
+def _error(is_error: bool) -> str:
+    return ", error" if is_error else ""

@@ -12,9 +12,11 @@ from typing import Any, Final
 import click
 
 from ..client.door import Door, Size, open_door
-from ..client.lease import SUPERVISOR, lease_is_over
-from ..client.outcomes import outcome_of_row
-from ..client.runtime import Outcome, requeue
+from ..client.lease import nobody_works
+from ..client.nudge import nudge
+from ..client.outcomes import Outcome
+from ..client.questions import Question
+from ..client.runtime import requeue
 from ..store.errors import UsageError
 from ..store.events import CancelRequested
 from ..store.log import Accepted, Cancel, Refused, RunRow
@@ -31,9 +33,10 @@ from .options import (
     concurrency_option,
     db_option,
     json_option,
+    reason_option,
 )
 from .progress import Counts, shown
-from .run import stream, tell, watched
+from .run import outcome_and_questions, stream, tell, watched
 from .terminal import Terminal
 from .text import line
 
@@ -79,10 +82,10 @@ class _Resume:
             self._terminal.say("nothing to resume")
             return Exit.COMPLETED
         with self._terminal.alone():
-            outcomes = await self._interrupts.run(self._work(rows))
-            for outcome in outcomes:
-                tell(outcome, self._terminal, self._options["as_json"], alone=len(rows) == 1)
-        return exit_of(outcome.status for outcome in outcomes)
+            found = await self._interrupts.run(self._work(rows))
+            for outcome, asked in found:
+                tell(outcome, asked, self._terminal, self._options["as_json"], self._db, alone=len(rows) == 1)
+        return exit_of(outcome.status for outcome, _ in found)
 
     async def _chosen(self, event_log: SqlLog, texts: Sequence[str], batch: str | None) -> list[RunRow]:
         if not texts:
@@ -93,7 +96,7 @@ class _Resume:
                 raise UsageError(f"run {line(row.run_id)} is completed; there is nothing to resume")
         return list(rows.values())
 
-    async def _work(self, rows: Sequence[RunRow]) -> list[Outcome]:
+    async def _work(self, rows: Sequence[RunRow]) -> list[tuple[Outcome, list[Question]]]:
         ids = [row.run_id for row in rows]
         size = Size(self._options["actors"], self._options["concurrency"])
         async with open_door(self._db, self._options["address"], size, self._interrupts.hold) as door:
@@ -106,8 +109,7 @@ class _Resume:
                 await watched(door, stream(door.log, ids[0], self._terminal, self._options["as_json"], seen))
             else:
                 await watched(door, self._wait(door, ids))
-            found = {row.run_id: row for row in await door.log.runs(ids=ids)}
-            return [await outcome_of_row(door.log, found[run_id]) for run_id in ids]
+            return [await outcome_and_questions(door.log, run_id) for run_id in ids]
 
     async def _wait(self, door: Door, ids: list[str]) -> None:
         left, ended = ids, dict.fromkeys(Status, 0)
@@ -125,22 +127,24 @@ class _Resume:
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
-@click.option("--reason", default="", metavar="TEXT", help="Kept with the run.")
+@reason_option
 @db_option
 @asynchronous
 async def cancel(db: str, runs: tuple[str, ...], reason: str) -> None:
     """Cancel runs. RUN is an id, or the first characters of it.
 
-    A queued run is cancelled at once. A live one gets a durable request, and its owner acts on it at its next step.
+    A run that is queued or waits for a person is cancelled at once. A live one gets a durable request, and its owner
+    acts on it at its next step.
     """
     terminal, failed = Terminal(), False
     event_log = await open_log(db, create=False)
     try:
         rows = [await find_run(event_log, text) for text in runs]
-        lease = await event_log.lease(SUPERVISOR)
-        idle = lease is None or lease_is_over(lease)
+        idle = await nobody_works(event_log)
         commands = [Cancel(row.run_id, CancelRequested(by="cli", reason=reason)) for row in rows]
-        for row, verdict in zip(rows, await event_log.commit(commands), strict=True):
+        verdicts = await event_log.commit(commands)
+        nudge(db)
+        for row, verdict in zip(rows, verdicts, strict=True):
             if isinstance(verdict, Refused):
                 say_error(verdict)
                 failed = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -13,12 +13,14 @@ from pydantic import JsonValue
 
 from ..batch.values import parse, plain
 from ..client.door import Door, open_door
-from ..client.outcomes import outcome_of
-from ..client.runtime import Outcome, Request, check_agent, create, follow
+from ..client.outcomes import Outcome, outcome_of
+from ..client.questions import Question, questions
+from ..client.runtime import Request, check_agent, create, follow
 from ..store.errors import UsageError
 from ..store.log import Create
 from ..store.sql import SqlLog
 from ..store.states import Status
+from .asked import question_json, waiting_lines
 from .events import event_json, event_line
 from .exits import exit_of
 from .interrupts import Interrupts
@@ -55,7 +57,9 @@ def run(db: str, agent: str, input: str, is_json: bool, metadata: dict[str, str]
     events go to standard error, the final answer to standard output; with --json everything goes to standard output,
     one JSON object a line.
 
-    Exit codes: 0 completed, 1 failed, 2 usage, 3 waits for approval, 4 cancelled, 5 timed out, 130 interrupted (the
+    A run that waits for a person says what is asked and how to answer. It holds no process until then.
+
+    Exit codes: 0 completed, 1 failed, 2 usage, 3 waits for a person, 4 cancelled, 5 timed out, 130 interrupted (the
     run stays resumable).
     """
     value = read_input(input, is_json)
@@ -75,10 +79,15 @@ def read_input(text: str, is_json: bool) -> JsonValue:
             raise UsageError(f"the input on standard input is not UTF-8: {error}") from error
     if not is_json:
         return plain_text(text)
+    return read_json(text, "the input")
+
+
+def read_json(text: str, what: str) -> JsonValue:
+    """The value of a JSON text that a user gave. Raises UsageError."""
     try:
         value: JsonValue = parse(text)
     except ValueError as error:
-        raise UsageError(f"the input is not JSON: {error}") from error
+        raise UsageError(f"{what} is not JSON: {error}") from error
     return value
 
 
@@ -91,18 +100,18 @@ async def _run(db: str, command: Create, address: str | None, as_json: bool) -> 
     terminal, interrupts = Terminal(), Interrupts()
     resume = f"perdure {at_store(db)}resume {command.run_id[:12]}"
 
-    async def work() -> Outcome:
+    async def work() -> tuple[Outcome, list[Question]]:
         async with open_door(db, address, at_hand=interrupts.hold) as door:
             await door.create([command])
             interrupts.say = lambda: terminal.say(f"\ninterrupted; the run stays resumable: {resume}")
             terminal.say(f"run {command.run_id}")
             await watched(door, stream(door.log, command.run_id, terminal, as_json))
-            return await outcome_of(door.log, command.run_id)
+            return await outcome_and_questions(door.log, command.run_id)
 
     interrupts.say = lambda: terminal.say("\ninterrupted; nothing was launched")
     with terminal.alone():
-        outcome = await interrupts.run(work())
-        tell(outcome, terminal, as_json)
+        outcome, asked = await interrupts.run(work())
+        tell(outcome, asked, terminal, as_json, db)
     return exit_of([outcome.status])
 
 
@@ -115,16 +124,28 @@ async def stream(event_log: SqlLog, run_id: str, terminal: Terminal, as_json: bo
             terminal.say(event_line(stored))
 
 
-def tell(outcome: Outcome, terminal: Terminal, as_json: bool, alone: bool = True) -> None:
+async def outcome_and_questions(event_log: SqlLog, run_id: str) -> tuple[Outcome, list[Question]]:
+    """What has become of a run, and what it asks people if it waits for them."""
+    outcome = await outcome_of(event_log, run_id)
+    return outcome, await questions(event_log, run_id) if outcome.status is Status.AWAITING_APPROVAL else []
+
+
+def tell(
+    outcome: Outcome, asked: Sequence[Question], terminal: Terminal, as_json: bool, db: str, alone: bool = True
+) -> None:
     """The outcome of a run: its answer on `out`, anything else on `err`; of one among many a line each."""
     if as_json:
-        terminal.put(json_line({"type": "outcome", **asdict(outcome)}))
+        questions = [question_json(question) for question in asked]
+        terminal.put(json_line({"type": "outcome", **asdict(outcome), "questions": questions}))
     elif outcome.status is Status.COMPLETED and not alone:
         terminal.put(f"run {line(outcome.run_id)} completed: {line(outcome.output)}")
     elif outcome.status is Status.COMPLETED:
         terminal.put(safe(outcome.output) if isinstance(outcome.output, str) else json_line(outcome.output))
+    elif outcome.status is Status.AWAITING_APPROVAL and alone:
+        for text in waiting_lines(outcome.run_id, asked, db):
+            terminal.say(text)
     elif outcome.status is Status.AWAITING_APPROVAL:
-        terminal.say(f"run {outcome.run_id} waits for approval: perdure show {outcome.run_id[:12]} --calls")
+        terminal.say(f"run {outcome.run_id} waits for a person: perdure {at_store(db)}questions {outcome.run_id}")
     else:
         why = ": ".join(part for part in (outcome.error, outcome.message) if part)
         terminal.say(f"run {outcome.run_id} {outcome.status}{f' ({line(why, None)})' if why else ''}")

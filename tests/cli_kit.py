@@ -40,17 +40,26 @@ def paid(ctx: ToolContext) -> Settled:
     return Settled.happened("paid") if done else Settled.did_not_happen()
 
 
+@tool(effect="non_idempotent", approval="always")
+def give(ctx: ToolContext, amount: int) -> str:
+    with open(LEDGER, "a") as file:
+        file.write(f"{ctx.run_id}:{amount}\\n")
+    return "given"
+
+
 async def ask(request):
     print("chatter of a model")
     if request.input == "wait":
         while not GATE.exists():
             await asyncio.sleep(0.02)
+    elif request.input == "gift" and request.turn_index == 0:
+        return {"tool_calls": [{"name": "give", "arguments": {"amount": 5}}]}
     elif request.turn_index == 0:
         return {"tool_calls": [{"name": "pay"}], "usage": {"input_tokens": 7}}
     return f"done with {request.input}"
 
 
-agent = Agent(name="payer", model=ask, tools=(pay,))
+agent = Agent(name="payer", model=ask, tools=(pay, give))
 """
 
 

@@ -100,6 +100,18 @@ def test_ctrl_c_keeps_a_run_resumable_and_resume_finishes_it(place: Place) -> No
     assert not place.left()
 
 
+def test_a_run_that_was_approved_while_nobody_worked_goes_on_with_the_next_command(place: Place) -> None:
+    code, out, err = place.run("run", "agent.py:agent", "gift")
+    assert (code, out) == (3, "") and "question    t0c0: may give run?" in err
+    (run_id,) = [row["run_id"] for row in place.rows()]
+    assert not place.entries() and not place.left()
+    assert "nobody works on this store now" in place.run("approve", run_id, "--by", "ann")[1]
+    code, out, err = place.run("resume", run_id)
+    assert (code, out) == (0, "done with gift\n"), err
+    assert place.entries() == [f"{run_id}:5"]
+    assert not place.left() and not place.clusters()
+
+
 def test_a_standing_supervisor_serves_commands_until_it_is_taken_down(place: Place) -> None:
     code, out, err = place.run("up", "--concurrency", "2")
     assert code == 0 and out.startswith("up at "), err
@@ -116,6 +128,13 @@ def test_a_standing_supervisor_serves_commands_until_it_is_taken_down(place: Pla
     place.gate.touch()
     out, err = waiting.communicate(timeout=60)
     assert waiting.returncode == 4, err
+
+    code, out, err = place.run("run", "agent.py:agent", "gift")
+    assert code == 3, err
+    run_id = err.split()[1]
+    approved = place.run("approve", run_id, "--by", "ann")[1]
+    assert approved == f"run {run_id}, call t0c0: approved by ann\n"
+    until(lambda: place.entries()[-1:] == [f"{run_id}:5"])
 
     code, out, err = place.run("down")
     assert code == 0 and out.startswith("down"), err

@@ -10,64 +10,32 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from perdure import UsageError
 from perdure.batch.plan import run_id
-from perdure.cli.app import root
-from perdure.client.cluster import Cluster, check_reachable
+from perdure.cli.app import COMMANDS
+from perdure.client.cluster import check_reachable
 from perdure.client.runtime import Request, check_agent
 from perdure.client.runtime import create as create_run
-from perdure.store.events import AgentRef, RunCreated, TurnStarted
-from perdure.store.log import Append, Claim, Command, Create, Mark
+from perdure.store.events import TurnStarted
+from perdure.store.log import Append, Claim, Mark
 from perdure.store.log import Result as ToolDone
 from perdure.store.sql import open_log
 
-from .batch_kit import LEASE, fails, play, write_agent
+from .batch_kit import LEASE, write_agent
+from .command_kit import create, fill, no_cluster, perdure, refusal
 from .store_kit import message, request, result, started
+
+__all__ = ["no_cluster"]
 
 ESCAPES = "\x1b]0;owned\x07\x9b31m\r\u202ered"
 
 
-def create(run_id: str, **fields: Any) -> Create:
-    agent = AgentRef(ref="/somewhere/shop.py:agent", digest="d1")
-    return Create(run_id, RunCreated(agent=agent, input=fields.pop("input", "refund?"), **fields))
-
-
-def fill(path: Path, creates: Sequence[Create], *more: Command, failing: bool = False) -> Path:
-    """A store where runs are created, completed (or failed), and where `more` has happened."""
-
-    async def work() -> None:
-        event_log = await open_log(path)
-        for start in range(0, len(creates), 500):
-            some = creates[start : start + 500]
-            await (play(event_log, some, fails) if failing else play(event_log, some))
-        await event_log.take_lease(LEASE, None)
-        await event_log.commit(list(more))
-        await event_log.close()
-
-    asyncio.run(work())
-    return path
-
-
-def perdure(*args: str | Path, env: dict[str, str] | None = None) -> Result:
-    return CliRunner().invoke(root, [str(arg) for arg in args], env=env, catch_exceptions=False)
-
-
-@pytest.fixture(autouse=True)
-def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of these commands may start or join a cluster."""
-
-    def start(self: Cluster) -> None:
-        raise AssertionError("a cluster was started")
-
-    monkeypatch.setattr(Cluster, "start", start)
+pytestmark = pytest.mark.usefixtures("no_cluster")
 
 
 @pytest.fixture
@@ -84,7 +52,7 @@ def store(tmp_path: Path) -> Path:
 
 def test_list_shows_the_newest_first_and_filters(store: Path) -> None:
     lines = perdure("list", "--db", store).stdout.splitlines()
-    assert lines[0].split() == ["RUN", "STATUS", "TURNS", "TOKENS", "CREATED", "AGENT", "BATCH", "SAMPLE", "ERROR"]
+    assert lines[0].split() == ["RUN", "STATUS", "TURNS", "TOKENS", "CREATED", "AGENT", "BATCH", "SAMPLE", "WHY"]
     assert lines[1].startswith("bbbb1111  queued")
     assert {line.split()[0] for line in lines[2:]} == {"aaaa1111", "aaaa2222"}
     found = perdure("list", "--db", store, "--json", "--batch", "b", "--status", "completed").stdout.splitlines()
@@ -119,11 +87,12 @@ def test_show_calls_gives_a_receipt_of_every_call(tmp_path: Path) -> None:
         ToolDone("cccc1111", result("c1")),
     )
     first, second = json.loads(perdure("show", "cccc1111", "--calls", "--json", "--db", path).stdout)["calls"]
-    assert [(mark["pid"], mark["node"]) for mark in first["marks"]] == [(7, "node-a")]
+    assert [(attempt["pid"], attempt["node"], attempt["epoch"]) for attempt in first["attempts"]] == [(7, "node-a", 1)]
     assert (first["result"]["source"], first["result"]["content"]) == ("tool", '"done"')
-    assert (second["attempts"], second["marks"], second["result"]) == (1, [], None)
+    assert first["attempts"][0]["ended_at"] == first["result"]["at"]
+    assert (len(second["attempts"]), second["attempts"][0]["started_at"], second["result"]) == (1, None, None)
     text = perdure("show", "cccc1111", "--calls", "--db", path).stdout
-    assert "mark      attempt 1" in text and "process 7 on node node-a" in text
+    assert "attempt 1, epoch 1, process 7 on node node-a" in text
     assert "open call   c2" in text
 
 
@@ -176,15 +145,6 @@ def test_reading_ten_thousand_runs_takes_well_below_a_second(tmp_path: Path) -> 
 
 
 # -- mistakes -----------------------------------------------------------------------------------------------
-
-
-def refusal(*args: str | Path) -> str:
-    """The one line on stderr of a command that is refused."""
-    done = perdure(*args)
-    assert done.exit_code == 2, done.output
-    assert done.stdout == ""
-    assert done.stderr.startswith("perdure: ") and done.stderr.count("\n") == 1, done.stderr
-    return done.stderr
 
 
 @pytest.mark.parametrize("command", ["show", "events", "cancel", "resume"])
@@ -336,6 +296,7 @@ def test_status_and_down_work_where_nothing_runs(store: Path, tmp_path: Path) ->
 
 def test_every_command_has_a_help_text() -> None:
     text = perdure("--help").stdout
-    for name in ("run", "batch", "resume", "list", "show", "events", "cancel", "up", "down", "status"):
+    assert len(COMMANDS) > 10
+    for name in COMMANDS:
         assert f"  {name} " in text
         assert "--db" in perdure(name, "--help").stdout

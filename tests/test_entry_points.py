@@ -47,6 +47,25 @@ import perdure
 
 perdure.run("agent.py:agent", "wait", store="runs.db")
 """
+DECIDING = """
+import asyncio
+import perdure
+
+async def main():
+    async with perdure.Runtime("runs.db") as runtime:
+        run = await runtime.launch("agent.py:agent", "gift")
+        print((await run.outcome()).status)
+        (question,) = await runtime.questions(run.run_id)
+        print(question.tool, question.arguments)
+        run = await runtime.approve(run.run_id, arguments={"amount": 3}, by="ann")
+        print((await run.outcome()).output)
+        try:
+            await runtime.reject(run.run_id, "t0c0", reason="no")
+        except perdure.UsageError as error:
+            print("it was approved by ann" in str(error))
+
+asyncio.run(main())
+"""
 FAILING = """
 import asyncio
 import threading
@@ -77,7 +96,8 @@ async def test_the_blocking_way_in_is_refused_in_a_running_loop(tmp_path: Path) 
 
 async def test_a_runtime_that_was_not_entered_says_how_to_use_it(tmp_path: Path) -> None:
     runtime = Runtime(tmp_path / "runs.db")
-    for use in (runtime.outcome("x"), runtime.nudge(), runtime.resume(["x"])):
+    decisions = runtime.approve("x"), runtime.reject("x", reason="no"), runtime.settle("x", "abandon")
+    for use in (runtime.outcome("x"), runtime.nudge(), runtime.resume(["x"]), runtime.questions("x"), *decisions):
         with pytest.raises(UsageError, match="use it inside of `async with Runtime"):
             await use
     with pytest.raises(UsageError, match="use it inside of"):
@@ -217,6 +237,14 @@ def test_an_error_of_the_users_own_comes_through_and_the_program_ends_soon(place
     assert (out, program.returncode) == ("", 1)
     assert err.splitlines()[-1] == "ValueError: of the user's own" and "loop is closed" not in err
     assert not place.left() and not place.clusters()
+
+
+@pytest.mark.ray
+def test_a_program_answers_what_its_run_asks_and_sees_it_go_on(place: Place) -> None:
+    out, err = place.python("-c", DECIDING).communicate(timeout=120)
+    said = ["awaiting_approval", 'give {"amount":5}', "done with gift", "True"]
+    assert (out.splitlines(), err) == (said, "")
+    assert [entry.partition(":")[2] for entry in place.entries()] == ["3"], "the edited arguments are what ran, once"
 
 
 @pytest.mark.ray
