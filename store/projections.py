@@ -32,6 +32,7 @@ from .events import (
     ToolCallUnsettled,
     ToolEvidence,
     ToolResult,
+    TurnStarted,
     Usage,
     canonical,
 )
@@ -95,19 +96,17 @@ class Fold:
         self.calls = dict(calls)
         self.touched: dict[str, None] = {}
         """Ids of the calls that have changed, in order of change."""
-        self._row, self._changes = row, dict[str, Any]()
+        self.status = row.status
+        self._row, self._seq, self._changes = row, row.seq, dict[str, Any]()
         self._open = self._waiting = 0
         for call in calls.values():
-            self._count(call, 1)
+            if call.result_seq is None:
+                self._open += 1
+                self._waiting += call.waits
 
     @property
     def row(self) -> RunRow:
-        return replace(self._row, **self._changes)
-
-    @property
-    def status(self) -> Status:
-        status: Status = self._changes.get("status", self._row.status)
-        return status
+        return replace(self._row, status=self.status, seq=self._seq, **self._changes)
 
     @property
     def open_calls(self) -> tuple[CallRow, ...]:
@@ -116,42 +115,34 @@ class Fold:
     def add(self, event: Event, now: float) -> Stored:
         """Fold the next event; its place in the log. Raises IllegalTransition: then the fold is of no more use."""
         row, changes = self._row, self._changes
-        seq: int = changes.get("seq", row.seq) + 1
-        if isinstance(event, RunRequeued):
-            for call in [call for call in self.calls.values() if call.waits]:
-                self._put(_to_be_asked_anew(call))
-        elif changed := fold_call(self.calls, row.run_id, event, seq, now):
-            self._put(changed)
+        self._seq = seq = self._seq + 1
+        if call := fold_call(self.calls, row.run_id, event, seq, now):
+            self._put(call)
+        else:
+            if isinstance(event, RunRequeued):
+                for call in [call for call in self.calls.values() if call.waits]:
+                    self._put(_to_be_asked_anew(call))
+            _fold_run(row, changes, event, seq, now)
         if not isinstance(event, RunCreated):
-            changes["status"] = status = status_after(self.status, event, self._open, self._waiting)
-            if status is Status.AWAITING_APPROVAL:
+            self.status = status_after(self.status, event, self._open, self._waiting)
+            if self.status is Status.AWAITING_APPROVAL:
                 changes["parked"] = True
-        changes["seq"], changes["updated_at"] = seq, now
-        _fold_run(row, changes, event, seq, now)
+        changes["updated_at"] = now
         return Stored(seq, now, changes.get("epoch", row.epoch), event)
 
     def _put(self, call: CallRow) -> None:
         before = self.calls.get(call.tool_call_id)
-        if before:
-            self._count(before, -1)
-        self._count(call, 1)
+        self._open += (call.result_seq is None) - (before is not None and before.result_seq is None)
+        self._waiting += call.waits - (before is not None and before.waits)
         self.calls[call.tool_call_id] = call
         self.touched[call.tool_call_id] = None
         if call.due_at != (before.due_at if before else None):
             due = [call.due_at for call in self.calls.values() if call.due_at is not None]
             self._changes["due_at"] = min(due, default=None)
 
-    def _count(self, call: CallRow, by: int) -> None:
-        if call.result_seq is None:
-            self._open += by
-            if call.waits:
-                self._waiting += by
-
 
 def _fold_run(row: RunRow, changes: dict[str, Any], event: Event, seq: int, now: float) -> None:
     """Fold what an event says about the run itself into `changes`, the fields that differ from `row` by now."""
-    if isinstance(event, CancelRequested | RunRequeued | RunFailed):
-        changes["decisions"] = (*changes.get("decisions", row.decisions), event.event_id)[-DECISIONS_KEPT:]
     match event:
         case RunClaimed():
             changes |= {"epoch": event.epoch, "claim_id": event.event_id, "parked": False}
@@ -170,6 +161,8 @@ def _fold_run(row: RunRow, changes: dict[str, Any], event: Event, seq: int, now:
             changes |= {"end_seq": seq, "error": event.reason, "due_at": None}
         case RunRequeued():
             changes |= {"end_seq": None, "error": None, "cancel": False, "charges": (), "parked": False}
+    if isinstance(event, (CancelRequested, RunRequeued, RunFailed)):
+        changes["decisions"] = (*changes.get("decisions", row.decisions), event.event_id)[-DECISIONS_KEPT:]
 
 
 def fold_call(calls: Mapping[str, CallRow], run_id: str, event: Event, seq: int, now: float) -> CallRow | None:
@@ -192,10 +185,12 @@ def fold_call(calls: Mapping[str, CallRow], run_id: str, event: Event, seq: int,
                 pid_started=event.pid_started,
                 lock=event.lock,
             )
-        case ToolCallRetried():
-            return replace(calls[event.tool_call_id], attempt=event.attempt, unsettled=False)
         case ToolResult():
             return replace(_open_call(calls, event), result_seq=seq, result_id=event.event_id, due_at=None)
+        case TurnStarted() | AssistantMessage():
+            return None  # as the rest, but at once: they are frequent
+        case ToolCallRetried():
+            return replace(calls[event.tool_call_id], attempt=event.attempt, unsettled=False)
         case ToolEvidence():
             call = calls[event.tool_call_id]
             call = replace(call, evidence_ids=f"{call.evidence_ids} {event.event_id}".strip())
