@@ -76,10 +76,12 @@ class _Resume:
         event_log = await open_log(self._db, create=False)
         try:
             rows = await self._chosen(event_log, texts, batch)
+            waiting = (await event_log.counts(batch)).get(Status.AWAITING_APPROVAL, 0)
         finally:
             await event_log.close()
         if not rows:
-            self._terminal.say("nothing to resume")
+            others = f"; {waiting} waiting for a person: perdure {at_store(self._db)}questions" if waiting else ""
+            self._terminal.say(f"nothing to resume{others}")
             return Exit.COMPLETED
         with self._terminal.alone():
             found = await self._interrupts.run(self._work(rows))

@@ -17,7 +17,7 @@ from perdure.store.events import (
     ToolCallUnsettled,
     TurnStarted,
 )
-from perdure.store.log import Accepted, Append, Claim, Command, Create, EventLog, Mark, RunRow, Unsettle
+from perdure.store.log import Accepted, Append, Claim, Command, Create, EventLog, Expire, Mark, RunRow, Unsettle
 from perdure.store.states import Status
 
 from .batch_kit import LEASE, FakeDoor
@@ -105,13 +105,16 @@ async def doubtful(log: EventLog, run_id: str, call_id: str = "c1", *others: Eve
 
 
 class ParkingDoor(FakeDoor):
-    """A store whose runs ask for approval as soon as they are created."""
+    """A store whose runs ask for approval as soon as they are created; `in_time` is False where nobody decides."""
+
+    in_time = True
 
     async def create(self, creates: Sequence[Create]) -> None:
         for create in creates:
             if await self.log.run(create.run_id) is None:
                 self.launched.append(create.run_id)
-                await begin(self.log, create, wants(), asks())
+                await begin(self.log, create, wants(), asks(timeout_s=None if self.in_time else 1e-6))
+                await done(self.log, Expire(create.run_id, LEASE.nonce))
 
 
 async def finish(log: EventLog) -> None:
