@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import Connection, Select, delete, func, select, update
+from sqlalchemy import ColumnElement, Connection, Select, delete, func, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from .commit import apply, stored_event
@@ -227,12 +227,14 @@ class SqlLog:
             statement = statement.where(runs.c.run_id >= prefix)
             if end := prefix_end(prefix):
                 statement = statement.where(runs.c.run_id < end)
+        created_at: ColumnElement[float] = runs.c.created_at
         if due_before is not None:
             statement = statement.where(runs.c.due_at <= due_before)
+            created_at = runs.c.created_at + 0.0  # no column of an index: SQLite would read all runs in order of age
         if oldest_first:
-            statement = statement.order_by(runs.c.priority.desc(), runs.c.created_at, runs.c.run_id)
+            statement = statement.order_by(runs.c.priority.desc(), created_at, runs.c.run_id)
         else:
-            statement = statement.order_by(runs.c.created_at.desc(), runs.c.run_id)
+            statement = statement.order_by(created_at.desc(), runs.c.run_id)
         statement = statement.limit(limit)
         if ids is None:
             return [run_row(row) for row in await self._rows(statement)]

@@ -14,6 +14,7 @@ from typing import get_args
 import pytest
 from sqlalchemy import Connection
 from sqlalchemy.dialects import sqlite
+from sqlalchemy.event import listens_for
 
 from perdure.store.errors import CorruptLog, SchemaMismatch, StoreUnavailable, UsageError
 from perdure.store.events import Event, TurnStarted, decode, encode
@@ -102,6 +103,23 @@ async def test_the_sweep_and_the_listing_use_an_index(log: SqlLog, path: Path) -
         steps = [step[-1] for step in connection.execute(f"EXPLAIN QUERY PLAN {question}")]
         assert not any("TEMP B-TREE" in step for step in steps), steps
     connection.close()
+
+
+@pytest.mark.parametrize("oldest_first", [False, True])
+async def test_what_is_due_is_found_without_reading_all_runs(log: SqlLog, path: Path, oldest_first: bool) -> None:
+    asked: list[str] = []
+
+    def listen(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        asked.append(statement)
+
+    engine = log._reader._engine.sync_engine  # type: ignore[attr-defined]
+    listens_for(engine, "before_cursor_execute")(listen)
+    assert await log.runs(due_before=5.0, oldest_first=oldest_first) == []
+    connection = sqlite3.connect(path)
+    parameters = [0.0] * asked[-1].count("?")
+    steps = [step[-1] for step in connection.execute(f"EXPLAIN QUERY PLAN {asked[-1]}", parameters)]
+    connection.close()
+    assert "SEARCH runs USING INDEX runs_due (due_at<?)" in steps
 
 
 # -- versions and strangers -----------------------------------------------------------------------------------
