@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -42,13 +43,17 @@ class Ledger:
         """Append a note; it is on disk when this returns."""
         file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.write(file, json.dumps(asdict(note)).encode() + b"\n")
+            os.write(file, b"\n" + json.dumps(asdict(note)).encode() + b"\n")
             os.fsync(file)
         finally:
             os.close(file)
 
     def read(self) -> list[Note]:
-        """All notes so far, in order."""
+        """All notes so far, in order. One whose writer was killed in the middle of it was never written."""
         if not self._path.exists():
             return []
-        return [Note(**json.loads(line)) for line in self._path.read_text().splitlines()]
+        notes = []
+        for line in filter(None, self._path.read_text().splitlines()):
+            with contextlib.suppress(ValueError):
+                notes.append(Note(**json.loads(line)))
+        return notes

@@ -32,7 +32,7 @@ from ..store.states import Status
 from .bench import Bench, die_with_parent, start_foundry
 from .ledger import Ledger, Note
 from .person import answer
-from .points import Point, Striker, append_key
+from .points import Point, Striker, append_keys
 from .verdict import neutral
 from .worker import NODE
 
@@ -82,14 +82,13 @@ class StruckLog:
         self._inner, self._striker = inner, striker
 
     async def commit(self, commands: Sequence[Command]) -> list[Verdict]:
-        keys = [append_key(command) for command in commands]
-        for key in keys:
-            if key:
-                self._striker.reach("before", key)
+        appends = [append_keys(command) for command in commands]
+        for keys in filter(None, appends):
+            self._striker.reach("before", keys)
         verdicts = await self._inner.commit(commands)
-        for key, verdict in zip(keys, verdicts, strict=True):
-            if key and isinstance(verdict, Accepted):
-                self._striker.reach("after", key)
+        for keys, verdict in zip(appends, verdicts, strict=True):
+            if keys and isinstance(verdict, Accepted):
+                self._striker.reach("after", keys)
         return verdicts
 
     def __getattr__(self, name: str) -> Any:

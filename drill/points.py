@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,17 +35,18 @@ class Point:
         return self.key.startswith("handler ")
 
 
-def append_key(command: Command) -> str | None:
-    """The name of what a command appends; None for one that appends nothing by itself."""
+def append_keys(command: Command) -> list[str]:
+    """The names of what a command appends, the telling one first; none for one that appends nothing by itself."""
     match command:
-        case Leave() | Append(events=()):
-            return None
-        case Append(events=events):
-            return _event_key(next((event for event in events if isinstance(event, AssistantMessage)), events[-1]))
+        case Leave():
+            return []
+        case Append():
+            telling_first = sorted(command.events, key=lambda event: not isinstance(event, AssistantMessage))
+            return [_event_key(event) for event in telling_first]
         case Claim():
-            return f"run_claimed {command.seen_epoch + 1}"
+            return [f"run_claimed {command.seen_epoch + 1}"]
     event: Event | None = getattr(command, "event", None)
-    return _event_key(event) if event else None
+    return [_event_key(event)] if event else []
 
 
 def _event_key(event: Event) -> str:
@@ -79,12 +80,13 @@ class Striker:
         """`life` is the process that the journal and the owner live in."""
         self._point, self._ledger, self._life = point, ledger, life
 
-    def reach(self, moment: Moment, key: str) -> None:
-        """The process that calls is at this place. Does not return where it is to be killed."""
+    def reach(self, moment: Moment, keys: Sequence[str]) -> None:
+        """The process that calls is at this place, which has any of these names; the first is noted. Does not return
+        where it is to be killed."""
         if self._point is None:
-            self._ledger.write(Note("reached", place=key, text=moment))
-        elif (self._point.moment, self._point.key) == (moment, key):
-            self._ledger.write(Note("killed", place=key, text=self._point.victim))
+            self._ledger.write(Note("reached", place=keys[0], text=moment))
+        elif self._point.moment == moment and self._point.key in keys:
+            self._ledger.write(Note("killed", place=keys[0], text=self._point.victim))
             if self._point.victim == "all":
                 os.kill(self._life, signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)

@@ -75,7 +75,7 @@ class Worker:
         if work is None or work.name != tool:
             return False
         self._work = None
-        self._striker.reach("before", handler_key(work.tool_call_id, work.attempt))
+        self._striker.reach("before", [handler_key(work.tool_call_id, work.attempt)])
         self._ledger.write(Note("entered", **self._note))
         return True
 
@@ -98,7 +98,7 @@ class Worker:
         return value
 
     def _ended(self) -> None:
-        self._striker.reach("after", handler_key(self._note["call"], self._note["attempt"]))
+        self._striker.reach("after", [handler_key(self._note["call"], self._note["attempt"])])
 
 
 class Watched:

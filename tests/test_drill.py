@@ -19,9 +19,9 @@ import pytest
 
 from perdure.actors.tools import tool
 from perdure.drill.advice import advice
-from perdure.drill.ledger import Note, What
+from perdure.drill.ledger import Ledger, Note, What
 from perdure.drill.person import truth
-from perdure.drill.points import Point, append_key
+from perdure.drill.points import Point, append_keys
 from perdure.drill.script import replies
 from perdure.drill.verdict import Trace, duplicates, judge
 from perdure.store.events import (
@@ -418,13 +418,20 @@ def test_a_person_of_the_drill_never_guesses() -> None:
 
 def test_points_are_named_by_what_is_appended() -> None:
     message = AssistantMessage(turn_index=3, text="", stop_reason="tool_use")
-    assert append_key(Create(RUN, created())) == "run_created"
-    assert append_key(Claim(RUN, "c", "l", seen_epoch=4)) == "run_claimed 5"
-    assert append_key(Append(RUN, 1, 1, (TurnStarted(turn_index=3), message, request("read_only")))) == (
-        "assistant_message 3"
-    )
-    assert append_key(Append(RUN, 1, 1)) is None
-    assert append_key(Leave(RUN, "t0c0", 1)) is None
+    turn = Append(RUN, 1, 1, (TurnStarted(turn_index=3), message, request("read_only")))
+    assert append_keys(turn) == ["assistant_message 3", "turn_started 3", "tool_call_requested 0 t0c0"]
+    assert append_keys(Create(RUN, created())) == ["run_created"]
+    assert append_keys(Claim(RUN, "c", "l", seen_epoch=4)) == ["run_claimed 5"]
+    assert append_keys(Append(RUN, 1, 1)) == append_keys(Leave(RUN, "t0c0", 1)) == []
+
+
+def test_a_note_that_was_cut_off_by_a_kill_is_no_note(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger")
+    ledger.write(note("entered"))
+    with open(tmp_path / "ledger", "a") as file:
+        file.write('\n{"what": "returned", "te')
+    ledger.write(note("entered", 2))
+    assert ledger.read() == [note("entered"), note("entered", 2)]
 
 
 def test_a_log_tells_the_script_that_was_played() -> None:
