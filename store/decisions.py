@@ -71,7 +71,7 @@ def expire(row: RunRow, calls: Sequence[CallRow], now: float) -> list[Event]:
         return []
     events: list[Event] = []
     for call in calls:
-        if call.gate != "asked" or call.due_at is None or call.due_at > now:
+        if call.due_at is None or call.due_at > now:
             continue
         if call.default is None:
             events.append(ApprovalExpired(tool_call_id=call.tool_call_id, question=call.question))

@@ -218,11 +218,9 @@ def _open_call(calls: Mapping[str, CallRow], event: ToolResult | ApprovalRequest
 
 
 def _asked(call: CallRow, event: ApprovalRequested, now: float) -> CallRow:
-    """A call of which nothing was ever dispatched is put to a person; it has no attempt until it is approved."""
+    """A call is put to a person; it has no attempt until it is approved."""
     if call.gate in ("asked", "expired"):
         raise IllegalTransition(call.gate, event.type, f"call {call.tool_call_id} is asked about already")
-    if call.started_attempt or call.attempt != (0 if call.gate else 1):
-        raise IllegalTransition("dispatched", event.type, f"call {call.tool_call_id} may have begun")
     return replace(
         call,
         gate="asked",

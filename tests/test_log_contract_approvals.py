@@ -389,6 +389,21 @@ async def test_only_the_supervisor_expires_and_never_in_a_cancelled_run(log: Eve
     assert (await call_of(log)).gate == "asked"
 
 
+async def test_nothing_expires_in_a_run_that_has_ended(log: EventLog, clock: Clock) -> None:
+    await gated(log, BESIDE, timeout_s=60.0, default="approve")
+    assert (await accept(log, Abandon(RUN, LEASE.nonce, 1, failed()))).row.due_at is None
+    assert (await accept(log, expire_at(clock, 2000.0))).already
+    assert await log.runs(due_before=1e9) == []
+    again = await accept(log, Requeue(RUN, requeue()))
+    assert (again.row.due_at, [call.due_at for call in again.calls]) == (None, [None, None])
+
+
+async def test_a_closed_call_is_due_no_more(log: EventLog) -> None:
+    await gated(log, request("c2"), asks("c2", timeout_s=30.0), timeout_s=60.0)
+    row = (await accept(log, Cancel(RUN, cancel()))).row
+    assert (row.due_at, [call.due_at for call in await log.calls(RUN)]) == (None, [None, None])
+
+
 async def test_runs_are_found_by_when_their_first_question_expires(log: EventLog, clock: Clock) -> None:
     await gated(log, request("c2"), asks("c2", timeout_s=30.0), timeout_s=60.0)
     await running(log, "another")
