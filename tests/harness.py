@@ -1,16 +1,17 @@
 """A run of the plain core with processes that can be killed at any point, over a log that stays.
 
-A process is a set of asyncio tasks; killing it cancels them all and lets nothing of it reach the log any more.
-Attempts of tools live in the journal's process, as Ray tasks do; their effects are counted in a ledger out here.
+Killing a process lets nothing of it reach the log any more. Attempts of tools live in the journal's process, as Ray
+tasks do; their effects are counted in a ledger out here, at which the person looks who is asked.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
+import copy
+import functools
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -25,14 +26,14 @@ from perdure.actors.requests import Ended, Start
 from perdure.actors.run import Owner
 from perdure.actors.tools import Settled, Tool, ToolContext, ToolOptions
 from perdure.store.events import ToolCallStarted
-from perdure.store.log import CallRow, Command, EventLog, Verdict
+from perdure.store.log import Accepted, CallRow, Command, EventLog, Verdict
 
-from .fakes import ManualClock, Tape, loader
+from .fakes import ManualClock, Tape, loader, settle_down
+from .person import Person
+from .processes import Process
 from .shapes import Shape, ToolShape
 
 T = TypeVar("T")
-_process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
-
 Victims = Literal["still", "effect", "left", "zombie"]
 """What attempts that had begun do when their journal is killed: nothing more; take effect; take effect and leave
 their result; live on for a while and then take effect and leave their result."""
@@ -48,53 +49,6 @@ class Fault:
     who: Literal["all", "owner", "journal"] = "all"
 
 
-class Process:
-    """Tasks that die together."""
-
-    def __init__(self) -> None:
-        self._context = contextvars.copy_context()
-        self._context.run(_process.set, self)
-        self.tasks: set[asyncio.Task[Any]] = set()
-        self.died = asyncio.Event()
-
-    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        return asyncio.get_running_loop().create_task(work, context=self._context)
-
-    def kill(self) -> None:
-        self.died.set()
-        for task in list(self.tasks):
-            task.cancel()
-
-    async def gone(self) -> None:
-        while self.tasks:
-            await asyncio.wait(self.tasks)
-
-
-@contextlib.asynccontextmanager
-async def processes() -> AsyncIterator[None]:
-    """Within this, every task belongs to the process that created it."""
-    loop = asyncio.get_running_loop()
-
-    def make(
-        loop: asyncio.AbstractEventLoop, work: Any, context: contextvars.Context | None = None
-    ) -> asyncio.Task[Any]:
-        task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, context=context)
-        process = context.get(_process) if context is not None else _process.get()
-        if process:
-            process.tasks.add(task)
-            task.add_done_callback(process.tasks.discard)
-            if process.died.is_set():
-                task.cancel()
-        return task
-
-    before = loop.get_task_factory()
-    loop.set_task_factory(make)
-    try:
-        yield
-    finally:
-        loop.set_task_factory(before)
-
-
 class FaultyLog:
     """A log in which a fault strikes. What a killed process asks of it is never heard."""
 
@@ -106,6 +60,8 @@ class FaultyLog:
         self._world.commits += 1
         await self._strike("before")
         verdicts = await self._asked(self._inner.commit(commands))
+        if asked := [v.calls for v in verdicts if isinstance(v, Accepted) and any(call.waits for call in v.calls)]:
+            await self._asked(self._world.tell(asked[-1]))
         await self._strike("after")
         return verdicts
 
@@ -141,6 +97,18 @@ class Attempt:
     """How often a proof of its death will still be asked in vain."""
 
 
+@functools.cache
+def _prototype(shape: ToolShape) -> Tool:
+    """A tool of a shape, made once: what is different in each world is what its handler and its probe do."""
+
+    def handler(ctx: ToolContext, x: int) -> None: ...
+
+    tool = Tool(handler, ToolOptions(shape.effect, settles_after_s=1.0), shape.name, shape.approval)
+    if shape.probe:
+        tool.reconcile(handler)
+    return tool
+
+
 @dataclass
 class World:
     """Everything outside the product: tools, their effects, the attempts that live, and the faults."""
@@ -149,7 +117,7 @@ class World:
     folder: Path
     clock: ManualClock = field(default_factory=ManualClock)
     ledger: list[tuple[str, str, int]] = field(default_factory=list)
-    """One line per effect: call, idempotency key, attempt."""
+    """One line per effect: call, idempotency key, argument."""
     calls: Counter[str] = field(default_factory=Counter)
     """How often the handler of each call was entered."""
     dispatched: list[tuple[str, int]] = field(default_factory=list)
@@ -166,6 +134,9 @@ class World:
     owner: Process = field(default_factory=Process)
     journal: Process = field(default_factory=Process)
     fault: Fault | None = None
+    person: Person = field(init=False)
+    sweep: Callable[[], Any] = field(init=False)
+    """Has the journal look at what others have appended."""
 
     def __post_init__(self) -> None:
         self.tape = Tape(self.shape.turns)
@@ -186,7 +157,7 @@ class World:
                 return {}
             if shape.quirk == "exits":
                 raise SystemExit(3)
-            self.ledger.append((ctx.tool_call_id, ctx.idempotency_key, ctx.attempt))
+            self.ledger.append((ctx.tool_call_id, ctx.idempotency_key, x))
             if shape.quirk == "exits_after":
                 raise SystemExit(4)
             self.dying = shape.quirk == "dies_once_after" and first
@@ -197,10 +168,14 @@ class World:
                 return Settled.happened({"call": ctx.tool_call_id, "x": x})
             return Settled.did_not_happen()
 
-        tool = Tool(handler, ToolOptions(shape.effect, settles_after_s=1.0), shape.name)
-        if shape.probe:
-            tool.reconcile(probe)
+        tool = copy.copy(_prototype(shape))
+        tool.handler, tool.probe = handler, probe if shape.probe else None
         return tool
+
+    async def tell(self, calls: tuple[CallRow, ...]) -> None:
+        """The person sees what is asked about these calls."""
+        if await self.person.glance(calls):
+            self.sweep()
 
     # -- faults ---------------------------------------------------------------------------------------
 
@@ -281,6 +256,8 @@ class FakeTasks:
             return Outcome(kind="refused", content=refusal)
         if work.effect == "non_idempotent" and (rivals := world.rivals(work.tool_call_id)):
             world.broken.append(f"attempt {work.attempt} of {work.tool_call_id} began while {rivals} may act")
+        if tool.approval.rule == "always" and work.tool_call_id not in world.person.approved:
+            world.broken.append(f"attempt {work.attempt} of {work.tool_call_id} began without approval")
         attempt.begun = True
         world.living[nonce] = attempt
         try:
@@ -358,7 +335,12 @@ class Cluster:
         async def answer(payload: Any) -> Any:
             return await serve(journal, payload)
 
+        async def look() -> None:
+            await settle_down(5)
+            await journal.sweep()
+
         self._desk, world.journal = Desk(answer), process
+        world.sweep = lambda: process.spawn(look())
 
     async def _call(self, name: str, incarnation: str | None, requests: list[Numbered], done: list[int]) -> Reply:
         process = self.world.journal

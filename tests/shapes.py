@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from perdure.actors.model import ModelReply, ToolUse
+from perdure.actors.tools import Approval, ApprovalAsk, Word
 from perdure.store.events import Effect, Usage
 
 Quirk = Literal["", "fails", "dies_once", "dies_once_after", "exits", "exits_after"]
 """How a handler ends. `dies`: its process is gone; `exits`: it raises SystemExit; `after`: once its effect happened."""
 
 
+Gate = Literal["", "approve", "reject", "edit"]
+"""What a person answers to the question whether a call may run; nothing where none is asked."""
+
+
 @dataclass(frozen=True)
 class ToolShape:
-    """A tool of a shape."""
+    """A tool of a shape. Of one with a policy the first call passes, the second is gated, the third is denied. One
+    that is `abandoned` when nobody can tell whether it took effect has no truth to be found."""
 
     name: str
     effect: Effect
     quirk: Quirk = ""
     probe: bool = False
+    gate: Gate = ""
+    policy: bool = False
+    abandoned: bool = False
+
+    @property
+    def approval(self) -> Approval:
+        return Approval(_policy if self.policy else "always" if self.gate else "never")
+
+
+async def _policy(ask: ApprovalAsk) -> Word:
+    number: int = ask.arguments["x"]
+    return get_args(Word)[number]  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -31,10 +49,19 @@ class Shape:
     tools: tuple[ToolShape, ...] = ()
     max_turns: int = 50
 
+    def tool(self, name: str) -> ToolShape:
+        """The tool of that name."""
+        return next(tool for tool in self.tools if tool.name == name)
+
     @property
     def may_be_unsettled(self) -> bool:
         """Whether an interruption can leave a question that nobody but a person can answer."""
         return any(tool.effect == "non_idempotent" and not tool.probe for tool in self.tools)
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether a person is asked before some call runs."""
+        return any(tool.gate for tool in self.tools)
 
 
 def says(text: str) -> ModelReply:
@@ -52,6 +79,8 @@ READ = ToolShape("look", "read_only")
 PUT = ToolShape("put", "idempotent_write")
 ONCE = ToolShape("pay", "non_idempotent")
 PROBED = ToolShape("pay_probed", "non_idempotent", probe=True)
+GATED = ToolShape("pay_gated", "non_idempotent", probe=True, gate="approve")
+POLICED = ToolShape("put", "idempotent_write", gate="approve", policy=True)
 
 
 def _one(name: str, tool: ToolShape) -> Shape:
@@ -83,7 +112,9 @@ SHAPES: tuple[Shape, ...] = (
     ),
     _one("a read that exits", ToolShape("look", "read_only", "exits")),
     _one("a write that exits after its effect", ToolShape("put", "idempotent_write", "exits_after")),
-    _one("an effect that exits", ToolShape("pay", "non_idempotent", "exits")),
+    _one("an effect that exits", ToolShape("pay", "non_idempotent", "exits", abandoned=True)),
+    _one("an effect that exits afterwards", ToolShape("pay", "non_idempotent", "exits_after")),
+    _one("an effect that dies once", ToolShape("pay", "non_idempotent", "dies_once")),
     _one("a probed effect that exits", ToolShape("pay", "non_idempotent", "exits", probe=True)),
     _one("a probed effect that exits afterwards", ToolShape("pay", "non_idempotent", "exits_after", probe=True)),
     _one("a read that dies once", ToolShape("look", "read_only", "dies_once")),
@@ -92,5 +123,10 @@ SHAPES: tuple[Shape, ...] = (
     _one(
         "a probed effect that dies once afterwards", ToolShape("pay", "non_idempotent", "dies_once_after", probe=True)
     ),
+    _one("a gated effect", GATED),
+    _one("a gated effect with other arguments", ToolShape("pay", "non_idempotent", gate="edit")),
+    _one("a rejected effect", ToolShape("pay", "non_idempotent", gate="reject")),
+    Shape("gated beside free", (asks("look", "pay_gated", "pay_gated"), says("ok")), (READ, GATED)),
+    Shape("a policy for each call", (asks("put", "put", "put"), says("ok")), (POLICED,)),
     Shape("too many turns", (*(asks("look"),) * 3, says("never")), (READ,), max_turns=2),
 )

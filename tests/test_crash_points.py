@@ -1,7 +1,7 @@
 """A crash at every point of every shape: before and after each commit, and around each effect.
 
 Each point is a run of its own. It must end like the run without a crash, having shown the model the same and having
-done nothing twice; only an effect without a probe may end in the documented question.
+done nothing twice. What nobody can tell but a person is asked, and the person tells the truth.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Literal, get_args
 
 import pytest
 
+from perdure.store.events import ApprovalDecided, Settlement, ToolCallSettled
 from perdure.store.log import EventLog
 from perdure.store.sql import open_log
 
@@ -41,6 +42,19 @@ async def test_a_run_without_faults_keeps_every_promise(shape: Shape, tmp_path: 
     report = await play(shape, tmp_path)
     check(report, report)
     assert report.lives == 1
+
+
+async def test_between_them_the_shapes_see_every_answer_of_a_person(tmp_path: Path) -> None:
+    given: set[tuple[str, bool]] = set()
+    for shape in SHAPES:
+        for stored in (await play(shape, tmp_path)).events:
+            match stored.event:
+                case ApprovalDecided():
+                    given.add((stored.event.decision, stored.event.arguments is not None))
+                case ToolCallSettled():
+                    given.add((stored.event.outcome, False))
+    settled = {(outcome, False) for outcome in get_args(Settlement)}
+    assert given == {*settled, ("approve", False), ("approve", True), ("reject", False)}
 
 
 async def sweep(shape: Shape, folder: Path, faults: Iterator[Fault], clean: Report) -> list[Report]:
