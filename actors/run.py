@@ -20,6 +20,7 @@ from ..store.events import (
     RunFailed,
     Stored,
     ToolCallRequested,
+    ToolResult,
     TurnStarted,
 )
 from ..store.log import Refused
@@ -89,6 +90,8 @@ class Owner:
 
     async def _perform(self, step: CallModel | ExecuteStep | AskStep | Finish) -> None:
         match step:
+            case CallModel() if any(isinstance(event, ToolResult) for event in self._pending):
+                await self._flush()  # the model is shown what is durable, and a turn of which no call could run is not
             case CallModel():
                 await self._take_turn(step)
             case AskStep():
@@ -227,6 +230,6 @@ class Owner:
         for name in {event.name for event in (*known, *events) if isinstance(event, ToolCallRequested)}:
             if tool := self._agent().agent.tool(name):
                 options[name] = tool.options
-        return Execute(
-            self._start.run_id, self._start.epoch, state.seq, events, known, created.agent, created.metadata, options
-        )
+        start = self._start
+        about = (created.agent, created.metadata, options, start.apart)
+        return Execute(start.run_id, start.epoch, state.seq, events, known, *about)

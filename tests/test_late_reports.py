@@ -8,9 +8,10 @@ from perdure.actors.machine import fold
 from perdure.store.events import (
     RunFailed,
     RunRequeued,
+    ToolCallSettled,
     ToolResult,
 )
-from perdure.store.log import Append, Requeue
+from perdure.store.log import Append, Requeue, Settle
 from perdure.store.states import Status
 
 from .fakes import (
@@ -18,6 +19,7 @@ from .fakes import (
     accepted,
     claim,
     held,
+    refused,
 )
 from .hands import CALL, Case
 
@@ -65,7 +67,8 @@ async def test_a_second_result_is_kept_as_evidence_and_never_as_a_result(tmp_pat
     assert fold(await case.log.read(RUN)).turns[0].calls[0].result.content == '"one"'  # type: ignore[union-attr]
 
 
-async def test_a_result_for_a_run_that_failed_as_unsettled_is_used_when_it_is_resumed(tmp_path: Path) -> None:
+async def parked(tmp_path: Path) -> Case:
+    """A run that waits for a person to say whether its call happened."""
     case = Case(tmp_path, probe=False)
     await case.begin()
     await case.mark((await case.dispatched()).work)
@@ -73,8 +76,42 @@ async def test_a_result_for_a_run_that_failed_as_unsettled_is_used_when_it_is_re
     case.tasks.dead = True
     await held(executing)
     assert (await case.call()).unsettled
+    assert (await case.log.run(RUN)).status is Status.AWAITING_APPROVAL
+    return case
+
+
+async def test_a_late_result_answers_the_question_whether_it_happened_and_the_run_goes_on(tmp_path: Path) -> None:
+    case = await parked(tmp_path)
+    question = (await case.call()).question
+    assert await case.reports(1, '"paid after all"') == "tool_result"
     row = await case.log.run(RUN)
-    failed = RunFailed(code="unsettled_effect", message="m", phase="tool", tool_call_id=CALL)
+    assert row.status is Status.RUNNING and row.parked, "somebody has to claim it, and that is no respawn"
+    settled = ToolCallSettled(tool_call_id=CALL, attempt=1, question=question, outcome="not_happened", by="ann")
+    assert await refused(case.log, Settle(RUN, settled)) == "closed"
+    await case.check()
+
+
+async def test_a_late_success_forbids_the_attempt_that_a_person_has_ordered_and_that_has_not_begun(
+    tmp_path: Path,
+) -> None:
+    case = await parked(tmp_path)
+    question = (await case.call()).question
+    settled = ToolCallSettled(tool_call_id=CALL, attempt=1, question=question, outcome="not_happened", by="ann")
+    await accepted(case.log, Settle(RUN, settled))
+    case.epoch = await claim(case.log)
+    await case.successor()
+    second = await case.dispatched()
+    assert await case.reports(1) == "tool_result"
+    assert "closed" in (await case.mark(second.work, "second") or "")
+    await case.check()
+
+
+async def test_a_result_for_a_run_that_ended_is_used_when_it_is_resumed(tmp_path: Path) -> None:
+    case = Case(tmp_path, probe=False)
+    await case.begin()
+    await case.mark((await case.dispatched()).work)
+    row = await case.log.run(RUN)
+    failed = RunFailed(code="crash_loop", message="m", phase="supervision")
     await accepted(case.log, Append(RUN, case.epoch, row.seq, (failed,)))
     assert await case.reports(1, '"paid after all"') == "tool_evidence"
     assert (await case.log.run(RUN)).status is Status.FAILED

@@ -307,8 +307,11 @@ BAD: dict[str, tuple[ToolUse, str]] = {
 @pytest.mark.parametrize("bad", BAD)
 async def test_a_call_that_cannot_run_is_an_error_for_the_model_and_not_of_the_run(bad: str) -> None:
     use, text = BAD[bad]
-    case = Case(Tape((ModelReply(tool_calls=(use,)), says("sorry"))))
+    tape = Tape((ModelReply(tool_calls=(use,)), says("sorry")))
+    case = Case(tape)
     assert (await case.drive()).status is Status.COMPLETED
+    (seen,) = tape.asked[-1][1][-1]["results"]
+    assert seen["is_error"] and text in seen["content"], "the model is not told"
     results = [s.event for s in await case.log.read(RUN) if isinstance(s.event, ToolResult)]
     assert len(results) == 1 and results[0].is_error and results[0].source == "validation"
     assert text in results[0].content
