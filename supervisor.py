@@ -18,6 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from .actors.bodies import RESTARTED, JournalActor, own_lease
 from .actors.courier import Desk, Numbered, Reply
 from .actors.kernel import boot_id, kill_process, process_started
+from .actors.nudge import NudgeDoor
 from .actors.pool import Pool
 from .actors.ray_tasks import JOURNAL
 from .actors.requests import Settings
@@ -93,6 +94,7 @@ class SupervisorActor:
         supervision = Supervision(event_log, commit, self._pool, self._settings, lease)
         work = (self._work(supervision), self._pool.watch(), self._watch_journal(journal))
         self._loops = [asyncio.create_task(loop) for loop in work]
+        self._door = NudgeDoor(self._settings.name, supervision.look)
         return supervision, Desk(supervision.serve)
 
     def _journal(self) -> Any:
@@ -138,6 +140,7 @@ class SupervisorActor:
             await self._event_log.drop_lease(SUPERVISOR, self._nonce)
 
     async def _end_loops(self) -> None:
+        self._door.close()
         for loop in self._loops:
             if loop is not asyncio.current_task():
                 loop.cancel()

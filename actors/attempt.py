@@ -53,6 +53,8 @@ class Work(BaseModel):
     timeout_s: float
     store: str
     probe: bool = False
+    apart: bool = False
+    """Whether it needs a worker that serves only this version of the agent's code."""
 
 
 class Outcome(BaseModel):

@@ -16,15 +16,14 @@ from uuid import uuid4
 
 import ray
 
-from ..store.events import ToolCallStarted
+from ..store.events import AgentRef, ToolCallStarted
 from ..store.log import Command, EventLog, Lease, Verdict
-from ..store.sql import open_log
 from .courier import Courier, Desk, Numbered, Reply
 from .journal import Journal, serve
 from .kernel import boot_id, kill_process, process_started
 from .leftovers import sweep_locks
 from .loading import loaded
-from .ray_tasks import JOURNAL, RayTasks, journal_handle
+from .ray_tasks import JOURNAL, RayTasks, bind_process, journal_handle
 from .requests import Ended, Settings, Start
 from .run import Owner
 
@@ -78,10 +77,15 @@ class JournalActor:
         self._opening: asyncio.Task[tuple[Journal, Desk]] | None = None
 
     async def _open(self) -> tuple[Journal, Desk]:
+        # here, not above: whoever gets a handle of an actor imports its module, and tools and run actors have no
+        # use for the half a second that SQLAlchemy takes
+        from ..store.sql import open_log
+
         event_log = await open_log(self._settings.store)
         await replace_journal(event_log, self._settings.lease_s)
         tasks = RayTasks(self._settings.namespace)
         journal = Journal(event_log, tasks, self._settings.name)
+        self._tasks = tasks
         work = (tasks.watch(), self._sweep(journal), sweep_locks(event_log, self._settings.name))
         self._background = [asyncio.create_task(each) for each in work]
 
@@ -119,6 +123,11 @@ class JournalActor:
         journal, _ = await self._ready()
         return await journal.commit(commands)
 
+    async def warm(self, agent: AgentRef, apart: bool, count: int) -> None:
+        """Start workers for tools ahead of need."""
+        await self._ready()
+        self._tasks.warm(agent, apart, count)
+
     async def ping(self) -> Identity:
         await self._ready()
         return identity()
@@ -137,7 +146,8 @@ def journal_courier(namespace: str) -> Courier:
 class RunActor:
     """Drives the runs that the supervisor binds to it, each as an asyncio task of its own."""
 
-    def __init__(self, namespace: str) -> None:
+    def __init__(self, namespace: str, agent: AgentRef) -> None:
+        bind_process(agent)
         self._namespace = namespace
         self._courier: Courier | None = None
         self._desk: Desk | None = None

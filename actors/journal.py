@@ -121,7 +121,7 @@ class Journal:
         if ask.agent is None:
             raise PerdureError(f"run {ask.run_id}: an execute with calls names no agent")
         options = ask.options.get(call.name) or ToolOptions(request.effect)
-        pursued = Pursued(request, options, ask.agent, ask.metadata, call)
+        pursued = Pursued(request, options, ask.agent, ask.metadata, call, ask.apart)
         task = asyncio.create_task(self._pursuit.pursue(pursued, fresh))
         run.calls[call.tool_call_id] = (pursued, task)
         task.add_done_callback(lambda _: run.calls.pop(call.tool_call_id, None))

@@ -14,6 +14,7 @@ from pathlib import Path
 from ..store.errors import PerdureError
 from ..store.log import EventLog
 from .kernel import lock_if_free, runtime_folder
+from .nudge import sweep_door
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,7 @@ async def sweep_locks(event_log: EventLog, name: str) -> None:
     """
     folder = runtime_folder(name)
     try:
+        sweep_door(name)
         for path in sorted(folder.iterdir()):
             if await _needed(event_log, path):
                 continue

@@ -7,6 +7,7 @@ at the store. One that is lost costs the time until the next sweep, nothing else
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -23,6 +24,15 @@ NAME: Final = "nudge"
 def door_path(name: str) -> Path:
     """Where the supervisor of a store listens: in `runtime_folder(name)`, which is not made for asking."""
     return Path(tempfile.gettempdir()) / f"perdure-{os.getuid()}" / name / NAME
+
+
+def sweep_door(name: str) -> None:
+    """Delete the door of a supervisor that was killed."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as knocker, contextlib.suppress(FileNotFoundError):
+        try:
+            knocker.connect(str(door_path(name)))
+        except ConnectionRefusedError:
+            door_path(name).unlink()
 
 
 class NudgeDoor:

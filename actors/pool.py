@@ -23,11 +23,13 @@ from ..store.events import AgentRef
 from .bodies import MORTAL, Identity, RunActor
 from .courier import Courier, Numbered, Reply
 from .kernel import boot_id, kill_process
-from .ray_tasks import code_env, living_nodes
+from .ray_tasks import code_env, journal_handle, living_nodes
 from .requests import Ended, Settings, Start
 
 log = logging.getLogger(__name__)
 PREFIX = "run-"
+APART, PLAIN = "apart", "plain"
+"""In an actor's name, behind the version of the code that it serves: the kind of worker that it runs in."""
 ADOPTION_S = 3.0
 SPARES = 1
 """Idle actors kept above need, so that a respawn finds a warm one."""
@@ -44,8 +46,10 @@ class MemberDied(Exception):
 class Member:
     """One run actor."""
 
-    def __init__(self, name: str, handle: Any, digest: str, node: str = "") -> None:
-        self.name, self.handle, self.digest, self.node = name, handle, digest, node
+    def __init__(self, name: str, handle: Any, node: str = "") -> None:
+        self.name, self.handle, self.node = name, handle, node
+        _, self.digest, workers, _ = name.split("-")
+        self.apart = workers == APART
         self.runs: dict[str, int] = {}
         """Run ids, each with the number of runs that it may share an actor with."""
         self.identity: Identity | None = None
@@ -111,6 +115,8 @@ class Pool:
         self._meetings: set[asyncio.Task[None]] = set()
         self._boot = boot_id()
         self._dead = 0
+        self._plain = ""
+        """The version of code that the cluster's plain workers serve."""
 
     # -- runs ---------------------------------------------------------------------------------------------
 
@@ -170,7 +176,8 @@ class Pool:
             self.spawn(agent)
 
     def warm(self, agent: AgentRef, count: int) -> None:
-        """Start actors ahead of need, up to `count` and the pool's bound."""
+        """Start actors and workers for their tools ahead of need, up to `count` and the pool's bound."""
+        self._warm_tools(agent, count)
         have = sum(m.digest == agent.digest for m in self._members.values())
         for _ in range(min(count, self._settings.actors + SPARES) - have):
             if len(self._members) < self._settings.actors + SPARES:
@@ -183,24 +190,35 @@ class Pool:
 
         Ray takes a soft affinity for a hint that it often passes over; a node that dies meanwhile is a verdict.
         """
-        name, node = f"{PREFIX}{agent.digest}-{uuid4().hex[:8]}", self._node()
+        if all(m.digest != agent.digest for m in self._members.values()):
+            self._warm_tools(agent, 1)
+        apart, node = self._apart(agent), self._node()
+        name = f"{PREFIX}{agent.digest}-{APART if apart else PLAIN}-{uuid4().hex[:8]}"
         handle = (
             ray.remote(RunActor)
             .options(
                 name=name,
                 namespace=self._settings.namespace,
                 lifetime="detached",
-                runtime_env=code_env(agent),
+                runtime_env=code_env(agent, apart),
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
                 **MORTAL,
             )
-            .remote(self._settings.namespace)
+            .remote(self._settings.namespace, agent)
         )
-        member = self._add(Member(name, handle, agent.digest, node))
+        member = self._add(Member(name, handle, node))
         meeting = asyncio.create_task(self._meet(member))
         self._meetings.add(meeting)
         meeting.add_done_callback(self._meetings.discard)
         return member
+
+    def _warm_tools(self, agent: AgentRef, count: int) -> None:
+        journal_handle(self._settings.namespace).warm.remote(agent, self._apart(agent), count)
+
+    def _apart(self, agent: AgentRef) -> bool:
+        """Whether this version of code needs workers of its own: the first one that we meet does not."""
+        self._plain = self._plain or agent.digest
+        return agent.digest != self._plain
 
     async def _meet(self, member: Member) -> None:
         """Find out at once that an actor is warm; if it dies instead, whoever waits on it learns of that by itself."""
@@ -252,7 +270,9 @@ class Pool:
         except ValueError as error:
             log.info("actor %s is gone: %s", name, error)
             return None
-        member = Member(name, handle, name.split("-")[1])
+        member = Member(name, handle)
+        if not member.apart:
+            self._plain = self._plain or member.digest
         try:
             async with asyncio.timeout(ADOPTION_S):
                 held = await handle.held.remote()

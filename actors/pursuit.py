@@ -80,6 +80,8 @@ class Pursued:
     agent: AgentRef
     metadata: dict[str, JsonValue]
     row: CallRow
+    apart: bool = False
+    """Whether its attempts need workers that serve only this version of the agent's code."""
     begun: int = 0
     """The newest attempt that was given leave to begin."""
 
@@ -247,6 +249,7 @@ class Pursuit:
             timeout_s=it.options.timeout_s,
             store=self._store,
             probe=probe,
+            apart=it.apart,
         )
 
 

@@ -11,7 +11,9 @@ import asyncio
 import functools
 import logging
 import os
+import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,10 +28,12 @@ from ray.exceptions import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from ..store.errors import UsageError
 from ..store.events import AgentRef, ToolCallStarted
 from ..store.log import CallRow
 from .attempt import GRACE_S, Outcome, Work, perform
 from .kernel import boot_id, prove_dead
+from .loading import loaded
 from .pursuit import CLOCK_MARGIN_S, TaskDied
 from .tools import ToolOptions
 
@@ -39,10 +43,25 @@ NODES_EVERY_S = 1.0
 PROOF_TIMEOUT_S = 10.0
 
 
-def code_env(agent: AgentRef) -> dict[str, Any]:
-    """The runtime environment that gives each version of an agent's code workers of its own."""
+def code_env(agent: AgentRef, apart: bool) -> dict[str, Any]:
+    """The runtime environment of processes for this version of an agent's code.
+
+    Modules stay loaded, so a process serves one version. The first one that a supervisor meets uses the cluster's
+    plain workers, of which Ray has some at hand; any other one gets workers `apart`, which take twice as long to start.
+    """
+    if not apart:
+        return {}
     path = [agent.root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {"env_vars": {"PERDURE_CODE": agent.digest, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}}
+
+
+def bind_process(agent: AgentRef) -> None:
+    """Have this process serve one version of an agent's code for good. One that served another ends itself: only a
+    plain worker can be met with that, when a new supervisor has chosen another version for them."""
+    if os.environ.setdefault("PERDURE_CODE", agent.digest) != agent.digest:
+        os._exit(0)
+    if agent.root and agent.root not in sys.path:
+        sys.path.insert(1, agent.root)
 
 
 @functools.lru_cache(maxsize=4)
@@ -56,6 +75,7 @@ def attempt(work: bytes, namespace: str) -> bytes:
     """The task of one attempt. Takes and returns JSON."""
     node = ray.get_runtime_context().get_node_id()
     what = Work.model_validate_json(work)
+    bind_process(what.agent)
 
     def begin(mark: ToolCallStarted | None) -> str | None:
         asked: Any = journal_handle(namespace).begin.remote(what.run_id, what.tool_call_id, what.attempt, node, mark)
@@ -64,6 +84,15 @@ def attempt(work: bytes, namespace: str) -> bytes:
         return answer
 
     return perform(what, begin, node).model_dump_json().encode()
+
+
+@ray.remote(max_retries=0)
+def warm_up(agent: AgentRef, namespace: str) -> None:
+    """Have a worker process load what the attempts of an agent need. What is wrong with the agent, its runs tell."""
+    bind_process(agent)
+    with suppress(UsageError):
+        loaded(agent.ref, agent.digest)
+    journal_handle(namespace)
 
 
 @ray.remote(max_retries=0, num_cpus=0)
@@ -92,7 +121,7 @@ class RayTasks:
 
     async def run(self, work: Work, options: ToolOptions) -> Outcome:
         key = (work.run_id, work.tool_call_id)
-        ref = self._function(work.agent, options).remote(work.model_dump_json().encode(), self._namespace)
+        ref = self._function(work.agent, options, work.apart).remote(work.model_dump_json().encode(), self._namespace)
         flying = self._flying[key] = _Flying(ref, hold_s=options.timeout_s + GRACE_S + CLOCK_MARGIN_S)
         try:
             answer = asyncio.ensure_future(_value(ref))
@@ -116,15 +145,25 @@ class RayTasks:
             if self._flying.get(key) is flying:
                 del self._flying[key]
 
-    def _function(self, agent: AgentRef, options: ToolOptions) -> Any:
+    def warm(self, agent: AgentRef, apart: bool, count: int) -> None:
+        """Start workers for the tools of an agent ahead of need, one for each CPU at most.
+
+        It has to be the journal: a worker serves the tasks of one detached actor.
+        """
+        total: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        cpus = int(total.get("CPU", 1))
+        for _ in range(min(count, cpus)):
+            warm_up.options(runtime_env=code_env(agent, apart)).remote(agent, self._namespace)
+
+    def _function(self, agent: AgentRef, options: ToolOptions, apart: bool) -> Any:
         resources = tuple(sorted((options.resources or {}).items()))
-        key = (agent, options.num_cpus, options.memory, resources)
+        key = (agent, apart, options.num_cpus, options.memory, resources)
         if key not in self._functions:
             self._functions[key] = attempt.options(
                 num_cpus=options.num_cpus,
                 memory=options.memory,
                 resources=options.resources,
-                runtime_env=code_env(agent),
+                runtime_env=code_env(agent, apart),
             )
         return self._functions[key]
 

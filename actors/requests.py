@@ -53,6 +53,8 @@ class Execute:
     agent: AgentRef | None = None
     metadata: dict[str, JsonValue] = field(default_factory=dict)
     options: dict[str, ToolOptions] = field(default_factory=dict)
+    apart: bool = False
+    """Whether this version of the agent's code has worker processes of its own."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,8 @@ class Start:
     epoch: int
     events: tuple[Stored, ...] = ()
     """The whole log if it is short, else empty: the actor reads it from the journal."""
+    apart: bool = False
+    """Whether this version of the agent's code has worker processes of its own."""
 
 
 @dataclass(frozen=True)

@@ -277,7 +277,7 @@ class Supervision:
             else:
                 self._pool.join(member, run_id)
             try:
-                ended = await member.ask(Start(run_id, row.epoch, events))
+                ended = await member.ask(Start(run_id, row.epoch, events, member.apart))
             finally:
                 self._pool.leave(member, run_id)
         except MemberDied as death:

@@ -23,7 +23,7 @@ Settlement = Literal["happened", "not_happened", "abandon"]
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
 class Usage(_Model):
@@ -280,7 +280,9 @@ Event = (
     | RunRequeued
 )
 
-_adapter: Final[TypeAdapter[Event]] = TypeAdapter(Annotated[Event, Field(discriminator="type")])
+_adapter: Final[TypeAdapter[Event]] = TypeAdapter(
+    Annotated[Event, Field(discriminator="type")], config=ConfigDict(defer_build=True)
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from perdure.actors import nudge as doors
 from perdure.actors.kernel import runtime_folder
-from perdure.actors.nudge import NudgeDoor, door_path
+from perdure.actors.nudge import NudgeDoor, door_path, sweep_door
 from perdure.client.cluster import namespace_digest, store_url
 from perdure.client.nudge import nudge
 
@@ -106,3 +107,15 @@ async def test_a_path_too_long_for_a_socket_is_logged_and_nothing_else(
 
 async def test_the_door_is_in_the_stores_runtime_folder(db: str) -> None:
     assert door_path(name_of(db)).parent == runtime_folder(name_of(db))
+
+
+def test_the_door_of_a_killed_supervisor_is_swept_and_that_of_a_living_one_stays(db: str) -> None:
+    path = door_path(name_of(db))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as door:
+        door.bind(str(path))
+        sweep_door(name_of(db))
+        assert path.exists()
+    sweep_door(name_of(db))
+    assert not path.exists()
+    sweep_door(name_of(db))

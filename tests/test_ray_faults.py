@@ -87,15 +87,28 @@ async def test_an_interrupted_send_that_did_not_happen_is_sent_by_a_new_attempt(
 
 
 @pytest.mark.parametrize("death", ["first-kill", "first-exit", "first-sysexit"])
-async def test_a_send_that_nobody_can_tell_about_ends_the_run_as_unsettled(bench: Bench, death: str) -> None:
+async def test_a_send_that_nobody_can_tell_about_is_put_to_a_person_whose_word_is_its_result(
+    bench: Bench, death: str
+) -> None:
     case = await bench.start([("blind", f"act,{death}")])
-    outcome = await case.outcome()
-    assert (outcome.status, outcome.error) == ("failed", "unsettled_effect")
-    assert "t0c0 (blind)" in (outcome.message or "")
+    assert (await case.outcome()).status == "awaiting_approval"
+    (question,) = await bench.runtime.questions(case.run.run_id)
+    assert (question.kind, question.tool_call_id, question.tool) == ("settlement", "t0c0", "blind")
+    run = await bench.runtime.settle(case.run.run_id, "happened", result="seen at the bank", by="ann")
+    assert (await run.outcome()).status == "completed"
+    (result,) = await case.results()
+    assert (result.source, result.content) == ("person", '"seen at the bank"')
     assert len(case.ledger()) == len(case.ledger("begin")) == 1
-    (again,) = await bench.runtime.resume([case.run.run_id])
-    assert (await again.outcome()).error == "unsettled_effect"
-    assert len(case.ledger()) == len(case.ledger("begin")) == 1
+    await case.check_log()
+
+
+async def test_a_send_that_did_not_happen_by_a_persons_word_is_sent_by_a_new_attempt(bench: Bench) -> None:
+    case = await bench.start([("blind", "first-kill,act")])
+    assert (await case.outcome()).status == "awaiting_approval"
+    run = await bench.runtime.settle(case.run.run_id, "not_happened", by="ann")
+    assert (await run.outcome()).status == "completed"
+    (effect,) = case.ledger()
+    assert [line.attempt for line in case.ledger("begin")] == [1, effect.attempt]
     await case.check_log()
 
 
