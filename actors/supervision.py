@@ -189,10 +189,7 @@ class Supervision:
 
     async def _expire(self) -> None:
         """Have the store decide what nobody has decided in time."""
-        due = await self._log.runs(due_before=self._clock())
-        for row in due:
-            self._ends.pop(row.run_id, None)
-        if due:
+        if due := await self._log.runs(due_before=self._clock()):
             await self._commit([Expire(row.run_id, self._lease.nonce) for row in due])
 
     async def _answer_waiters(self) -> None:

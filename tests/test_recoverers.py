@@ -8,7 +8,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -17,15 +17,14 @@ from perdure.actors.agent import Agent
 from perdure.actors.attempt import Outcome, Work
 from perdure.actors.journal import Journal, serve
 from perdure.actors.pool import MemberDied
-from perdure.actors.requests import Ended, Launch, Settings, Start
+from perdure.actors.requests import Launch, Start
 from perdure.actors.run import Owner
-from perdure.actors.supervision import Supervision
 from perdure.actors.tools import Tool, ToolOptions
 from perdure.client.runtime import requeue
 from perdure.store import engine
 from perdure.store.errors import LeaseHeld
 from perdure.store.events import RunFailed, RunRequeued
-from perdure.store.log import Abandon, Accepted, Append, CallRow, Create, Lease, Refused, Requeue
+from perdure.store.log import Abandon, Accepted, Append, CallRow, Create, Refused, Requeue
 from perdure.store.sql import SqlLog, open_log
 from perdure.store.states import Status
 from perdure.store.writer import GroupWriter
@@ -33,6 +32,7 @@ from perdure.supervisor import SUPERVISOR
 
 from .fakes import LEASE, RUN, ManualClock, accepted, check_projection, claim, created, held, loader, new_run
 from .store_kit import message
+from .watch_kit import Watch, lease_of
 
 ROUNDS = 50
 RUNS = 30
@@ -96,62 +96,6 @@ async def test_of_two_resumes_at_once_one_requeues_and_the_other_finds_the_run_g
     check_projection(events, row, [])
     for log in logs:
         await log.close()
-
-
-class HeldMember:
-    """A run actor that drives until the test says how it ends."""
-
-    def __init__(self) -> None:
-        self.end: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
-        self.start: Start | None = None
-
-    async def ask(self, start: Start) -> Ended:
-        self.start = start
-        return await self.end
-
-
-class HeldPool:
-    """A pool of such actors, one for each run."""
-
-    def __init__(self) -> None:
-        self.members: dict[str, HeldMember] = {}
-        self.buried: list[HeldMember] = []
-
-    async def take(self, run_id: str, *_: Any) -> HeldMember:
-        return self.members.setdefault(run_id, HeldMember())
-
-    def join(self, member: HeldMember, run_id: str) -> None:
-        pass
-
-    def leave(self, member: HeldMember, run_id: str) -> None:
-        self.members.pop(run_id, None)
-
-    async def bury(self, member: HeldMember) -> None:
-        self.buried.append(member)
-
-    async def adopt(self) -> list[Any]:
-        return []
-
-    def status(self) -> dict[str, Any]:
-        return {}
-
-
-class Watch:
-    """A supervisor without Ray."""
-
-    def __init__(self, log: SqlLog, lease: Lease, clock: ManualClock) -> None:
-        self.pool = cast(Any, HeldPool())
-        settings = Settings("store", "name", actors=4, concurrency=4, lease_s=10.0)
-        self.supervision = Supervision(log, GroupWriter(log).submit_all, self.pool, settings, lease, clock)
-
-    def epoch(self, run_id: str) -> int:
-        """The epoch in which it has the run driven, 0 if it has not."""
-        member = self.pool.members.get(run_id)
-        return member.start.epoch if member and member.start else 0
-
-
-def lease_of(nonce: str, expires_at: float) -> Lease:
-    return Lease(SUPERVISOR, nonce, "node", "boot", 1, 1.0, expires_at)
 
 
 async def test_a_supervisor_that_was_frozen_beyond_its_lease_claims_nothing_and_ends_itself(path: Path) -> None:
