@@ -102,6 +102,14 @@ def outcome_of_waiting(row: RunRow, calls: Sequence[CallRow]) -> list[Event]:
     return []
 
 
+def waited_for(calls: Sequence[CallRow]) -> str:
+    """What a person has to say about the open calls of a waiting run, for people."""
+    return ", ".join(
+        f"whether call {call.tool_call_id} ({call.name}) {'took effect' if call.unsettled else 'may run'}"
+        for call in calls
+    )
+
+
 # -- guards -----------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
-from .decisions import decide, expire, outcome_of_waiting, settle
+from .decisions import decide, expire, outcome_of_waiting, settle, waited_for
 from .errors import IllegalTransition
 from .events import (
     ApprovalRequested,
@@ -201,6 +201,8 @@ class Book:
             return Accepted(row, already=True)
         if row.status is Status.COMPLETED:
             raise Refused("ended", f"run {row.run_id} is completed; there is nothing to resume")
+        if row.status is Status.AWAITING_APPROVAL:
+            raise Refused("not_ended", f"run {row.run_id} waits for a person: {waited_for(self._open(row.run_id))}")
         if row.status not in TERMINAL:
             raise Refused("not_ended", f"run {row.run_id} is {row.status}; it goes on by itself")
         return self._write(row, [command.event])

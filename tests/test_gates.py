@@ -14,11 +14,12 @@ from perdure.store.events import (
     ApprovalRequested,
     CancelRequested,
     RunClaimed,
+    RunRequeued,
     RunTimedOut,
     ToolCallRetried,
     ToolResult,
 )
-from perdure.store.log import Cancel
+from perdure.store.log import Cancel, Requeue
 
 from .fakes import RUN, accepted, held, refused, settle_down, until
 from .gate_kit import ALWAYS, LOOK, ONE, Office, paying
@@ -30,6 +31,8 @@ from .shapes import asks, says
 async def test_free_calls_of_a_turn_run_at_once_and_the_model_sees_all_results_together_in_order() -> None:
     office = Office((asks("pay", "look", "pay", "look"), says("done")), paying(), LOOK)
     assert await office.drive() == "awaiting_approval"
+    (verdict,) = await office.log.commit([Requeue(RUN, RunRequeued(by="me"))])
+    assert str(verdict).endswith("whether call t0c0 (pay) may run, whether call t0c2 (pay) may run")
     assert office.tools.dispatched() == [("t0c1", 1), ("t0c3", 1)]
     assert len(office.tape.asked) == 1, "the turn goes on when all calls have results"
     await office.decide(number=2)

@@ -48,7 +48,8 @@ async def test_a_run_is_parked_with_the_question_and_why_it_is_asked(probe: bool
     (question,) = await office.events(ToolCallUnsettled)
     assert why in question.why and question.attempt == 1
     assert (await office.call()).question == question.event_id
-    assert await refused(office.log, Requeue(RUN, RunRequeued(by="me"))) == "not_ended"
+    (verdict,) = await office.log.commit([Requeue(RUN, RunRequeued(by="me"))])
+    assert str(verdict) == f"run {RUN} waits for a person: whether call t0c0 (pay) took effect"
     await office.check()
 
 
