@@ -10,17 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.actors.agent import Agent
-from perdure.actors.machine import CallModel, Execute, Finish, State, fold, messages, next_step
+from perdure.actors.machine import Ask, CallModel, Execute, Finish, State, Wait, fold, messages, next_step
 from perdure.actors.model import ModelReply, ToolUse
-from perdure.actors.turn import turn_events
-from perdure.actors.tools import Tool, ToolOptions
+from perdure.actors.tools import Approval, Tool, ToolOptions
+from perdure.actors.turn import asked_again, turn_events
 from perdure.store.events import (
+    ApprovalDecided,
     CancelRequested,
     Effect,
     Event,
     RunFailed,
     RunRequeued,
     ToolCallRetried,
+    ToolCallSettled,
     ToolCallStarted,
     ToolCallUnsettled,
     ToolResult,
@@ -35,12 +37,15 @@ from perdure.store.log import (
     Cancel,
     Claim,
     Command,
+    Decide,
+    Expire,
     Leave,
     Mark,
     Refused,
     Requeue,
     Result,
     Retry,
+    Settle,
     Unsettle,
 )
 from perdure.store.memory import MemoryLog
@@ -49,7 +54,22 @@ from perdure.store.states import Status
 from .fakes import LEASE, RUN, ManualClock, check_messages, check_projection, created, named, new_run
 
 EFFECTS: tuple[Effect, ...] = ("read_only", "idempotent_write", "non_idempotent")
-TOOLS = tuple(Tool(lambda x=0: x, ToolOptions(effect), effect) for effect in EFFECTS)
+GATES = {
+    "gated": ToolOptions("non_idempotent"),
+    "gated_read": ToolOptions("read_only"),
+    "gated_write": ToolOptions("idempotent_write"),
+    "gated_for_long": ToolOptions("non_idempotent"),
+}
+APPROVALS = (
+    Approval("always", timeout_s=5.0),
+    Approval("always", timeout_s=5.0, default="approve"),
+    Approval("always", timeout_s=9.0, default="reject"),
+    Approval("always"),
+)
+TOOLS = (
+    *(Tool(lambda x=0: x, ToolOptions(effect), effect) for effect in EFFECTS),
+    *(Tool(lambda x=0: x, options, name, rule) for (name, options), rule in zip(GATES.items(), APPROVALS, strict=True)),
+)
 AGENT = Agent(name="a", model="script:x", tools=TOOLS)
 replies = st.builds(
     ModelReply,
@@ -57,14 +77,12 @@ replies = st.builds(
     tool_calls=st.lists(
         st.builds(
             ToolUse,
-            name=st.sampled_from([*EFFECTS, "unknown"]),
+            name=st.sampled_from([*EFFECTS, *GATES, "unknown"]),
             arguments=st.sampled_from([{}, {"x": 1}, {"y": 1}]),
             id=st.sampled_from(["", "call_0"]),
         ),
-        min_size=1,
         max_size=3,
-    ).map(tuple)
-    | st.just(()),
+    ).map(tuple),
     usage=st.builds(Usage, input_tokens=st.integers(0, 9), cache_read_input_tokens=st.integers(0, 9)),
 )
 
@@ -74,8 +92,11 @@ class Story:
     """A run that lives through whatever is drawn."""
 
     data: st.DataObject
-    log: MemoryLog = field(default_factory=lambda: MemoryLog(ManualClock()))
+    clock: ManualClock = field(default_factory=ManualClock)
     sent: list[Command] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.log = MemoryLog(self.clock)
 
     def pick(self, of: list[Any]) -> Any:
         return self.data.draw(st.sampled_from(of))
@@ -93,7 +114,9 @@ class Story:
             events = self.pick([(*start, *answer), start or tuple(answer)])
         elif isinstance(step, Finish):
             events = step.events
-        elif state.open_calls and self.pick([True, False]):
+        elif isinstance(step, Ask):
+            events = tuple(asked_again(step.calls, AGENT))
+        elif state.open_calls and self.pick([False, False, False, True]):
             events = (RunFailed(code="internal_error", message="m", phase="p"),)
         stale = self.pick([0, 0, 0, 0, 1])
         return Append(RUN, state.epoch - stale, state.seq - self.pick([0, 0, 0, 0, 1]), events)
@@ -103,7 +126,7 @@ class Story:
         if not calls:
             return await self.owners(state)
         call = self.pick(calls[-3:])
-        attempt, call_id = max(1, call.attempt - self.pick([0, 0, 0, 1])), call.tool_call_id
+        attempt, call_id = max(0, call.attempt - self.pick([0, 0, 0, 1])), call.tool_call_id
         result = ToolResult(tool_call_id=call_id, attempt=attempt, content='"x"', is_error=self.pick([True, False]))
         mark = ToolCallStarted(
             tool_call_id=call_id,
@@ -130,6 +153,34 @@ class Story:
         )
         return command
 
+    async def persons(self, state: State) -> Command:
+        """What a person answers to a question, the newest of a call or another; or that nobody has in time."""
+        calls = await self.log.calls(RUN)
+        if not calls:
+            return await self.owners(state)
+        call = self.pick([call for call in calls if call.waits] or calls[-3:])
+        self.clock.now += self.pick([0.0, 0.0, 2.0, 6.0])
+        question = self.pick([call.question] * 5 + ["another"])
+        approval = ApprovalDecided(
+            tool_call_id=call.tool_call_id,
+            question=question,
+            digest=self.pick([call.digest] * 5 + ["another"]),
+            decision=self.pick(["approve", "approve", "reject"]),
+            by=self.pick(["ann", "bob"]),
+            arguments=self.pick([None, '{"x":7}']),
+        )
+        settlement = ToolCallSettled(
+            tool_call_id=call.tool_call_id,
+            attempt=call.attempt,
+            question=question,
+            outcome=self.pick(["happened", "not_happened", "abandon"]),
+            by=self.pick(["ann", "bob"]),
+        )
+        answer = Settle(RUN, settlement, '"seen"') if call.unsettled else Decide(RUN, approval)
+        others = [Settle(RUN, settlement, "0"), Decide(RUN, approval), Expire(RUN, LEASE), Expire(RUN, "another")]
+        command: Command = self.pick([answer] * 5 + others)
+        return command
+
     def decision(self, state: State) -> Command:
         number = len(self.sent)
         command: Command = self.pick(
@@ -151,13 +202,14 @@ class Story:
         elif state.status.is_terminal and self.pick([True, False]):
             command = Requeue(RUN, RunRequeued(by="me"))
         else:
-            kind = self.pick(["owner"] * 4 + ["call"] * 6 + ["decision", "again"])
+            kind = self.pick(["owner"] * 4 + ["call"] * 6 + ["person"] * 4 + ["decision", "again"])
             if kind == "again" and self.sent:
                 command = self.pick(self.sent)
             elif kind == "decision":
                 command = self.decision(state)
             else:
-                command = await (self.about_a_call(state) if kind == "call" else self.owners(state))
+                makers = {"owner": self.owners, "call": self.about_a_call, "person": self.persons}
+                command = await makers.get(kind, self.owners)(state)
         self.sent.append(command)
         before = await self.log.read(RUN), await self.log.run(RUN), await self.log.calls(RUN)
         verdict = (await self.log.commit([command]))[0]
@@ -177,8 +229,14 @@ class Story:
         if isinstance(step, CallModel):
             check_messages(messages(state))
         if isinstance(step, Execute):
-            assert step.calls == state.open_calls
-        if state.status.is_terminal and state.status is not Status.FAILED:
+            assert step.calls, "an owner has nothing to do and nobody else has"
+            assert step.calls == tuple(call for call in state.open_calls if not call.waits)
+        if state.status is Status.AWAITING_APPROVAL:
+            assert isinstance(step, Wait)
+            assert all(call.waits for call in state.open_calls)
+        if state.status is Status.TIMED_OUT:
+            assert any(call.gate == "expired" for call in state.open_calls)
+        elif state.status.is_terminal and state.status is not Status.FAILED:
             assert not state.open_calls, "a run has ended and left a call without a result"
 
 
@@ -190,6 +248,8 @@ def test_machine_and_store_agree_on_every_prefix_of_every_history(data: st.DataO
         await new_run(story.log, created())
         for _ in range(data.draw(st.integers(5, 40))):
             await story.next()
+            if (await story.state()).status is Status.COMPLETED and story.pick([True, False]):
+                break
         await story.check()
 
     asyncio.run(live())
