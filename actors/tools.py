@@ -62,8 +62,9 @@ class ApprovalAsk:
 
 
 Word = Literal["allow", "ask", "deny"]
-Answer = Word | tuple[Word, str]
-"""What a policy rules, and why if it likes."""
+"""What a policy can rule."""
+Answer = str | tuple[str, str]
+"""A word, or a word and why."""
 Policy = Callable[[ApprovalAsk], Answer | Awaitable[Answer]]
 
 

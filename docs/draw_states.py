@@ -18,11 +18,11 @@ NOTES = {
     Status.QUEUED: "created, or resumed by hand; waits for a slot",
     Status.RUNNING: "its owner has the next step to take",
     Status.AWAITING_TOOL: "at least one tool call has no result",
-    Status.AWAITING_APPROVAL: "every open call waits for a person",
+    Status.AWAITING_APPROVAL: "every open call waits for a person: may it run, or did it happen? Parked, for any time",
     Status.COMPLETED: "the model has given its answer; for good",
     Status.FAILED: "an error code says why; can be resumed",
     Status.CANCELLED: "stopped on request or by its deadline; can be resumed",
-    Status.TIMED_OUT: "nobody answered in time; can be resumed",
+    Status.TIMED_OUT: "nobody approved in time; can be resumed, and asks anew",
 }
 
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,28 @@ def test_a_handler_of_any_kind_really_runs_and_gives_its_value(name: str, expect
 
 def test_a_handler_knows_its_key_its_attempt_and_its_deadline() -> None:
     assert value(run("context", x=1)) == {"key": "the key", "attempt": 1, "ahead": True}
+
+
+@pytest.mark.parametrize("name", ["plain", "pay", "raises"])
+def test_an_outcome_says_where_its_handler_ran_and_for_how_long(name: str) -> None:
+    began = time.monotonic()
+    outcome = run(name, **{"raises": {"kind": "ValueError"}, "pay": {"how": ""}}.get(name, {"x": 1}))
+    assert (outcome.node, outcome.pid) == ("node", os.getpid())
+    assert outcome.took_s is not None and 0 <= outcome.took_s <= time.monotonic() - began
+
+
+@pytest.mark.parametrize("refusal", ["no", None])
+def test_an_attempt_whose_handler_did_not_run_says_nothing_of_that(refusal: str | None) -> None:
+    outcome = perform(work("plain", x=1 if refusal else "many"), Gate(refusal), "node")
+    assert (outcome.node, outcome.pid, outcome.took_s) == ("", 0, None)
+
+
+def test_the_result_that_is_left_in_the_lock_file_says_so_too() -> None:
+    gate = Gate()
+    outcome = perform(work("pay", how=""), gate, "node")
+    (mark,) = gate.asked
+    assert mark
+    assert Outcome.model_validate_json(left_result(mark.lock) or b"") == outcome
 
 
 def test_a_generator_without_end_is_an_error_and_not_a_hang() -> None:

@@ -67,7 +67,7 @@ RULINGS: dict[str, tuple[Policy, str, str]] = {
     "exits": (exiting, "ask", "SystemExit: 3"),
     "cancels itself": (cancelling, "ask", "CancelledError"),
     "says nothing": (silent, "ask", "answered a NoneType"),
-    "says nonsense": (lambda ask: "yes", "ask", "answered 'yes'"),  # type: ignore[dict-item, return-value]
+    "says nonsense": (lambda ask: "yes", "ask", "answered 'yes'"),
     "gives a reason that is none": (lambda ask: ("deny", 7), "ask", "('deny', 7)"),  # type: ignore[dict-item, return-value]
 }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import pickle
 import threading
 from decimal import Decimal
 from typing import Any, Literal
@@ -11,8 +13,10 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from perdure.actors.agent import Agent, Limits
-from perdure.actors.tools import Settled, Tool, ToolContext, ToolOptions, tool
+from perdure.actors.approvals import approval_digest
+from perdure.actors.tools import Approval, ApprovalAsk, Settled, Tool, ToolContext, ToolOptions, Word, tool
 from perdure.store.errors import UsageError
+from perdure.store.events import canonical
 
 CONTEXT = ToolContext("r", 0, "t0c0", 1, "key", 0.0)
 
@@ -97,11 +101,56 @@ def test_a_signature_that_no_model_can_call_is_refused_when_it_is_declared(handl
 
 @pytest.mark.parametrize(
     "options",
-    [{"effect": "write"}, {"effect": "read_only", "timeout_s": 0}, {"effect": "read_only", "attempts_max": 0}],
+    [
+        {"effect": "write"},
+        {"effect": "read_only", "timeout_s": 0},
+        {"effect": "read_only", "attempts_max": 0},
+        {"effect": "read_only", "approval": "sometimes"},
+        {"effect": "read_only", "approval": None},
+        {"effect": "read_only", "approval": "always", "approval_timeout_s": 0},
+        {"effect": "read_only", "approval": "always", "approval_timeout_s": float("inf")},
+        {"effect": "read_only", "approval": "always", "approval_timeout_s": float("nan")},
+        {"effect": "read_only", "approval": "always", "approval_timeout_s": 9.0, "approval_default": "allow"},
+        {"effect": "read_only", "approval": "always", "approval_default": "reject"},
+    ],
 )
 def test_options_that_make_no_sense_are_refused(options: Any) -> None:
     with pytest.raises(UsageError):
         tool(**options)
+
+
+def test_a_tool_says_who_has_to_approve_its_calls() -> None:
+    def policy(ask: ApprovalAsk) -> Word:
+        return "ask" if ask.arguments["x"] > 100 else "allow"
+
+    def pay(x: int) -> int:
+        return x
+
+    assert tool(effect="read_only")(pay).approval == Approval("never", None, None)
+    gated = tool(effect="read_only", approval=policy, approval_timeout_s=3600, approval_default="reject")(pay)
+    assert gated.approval == Approval(policy, 3600, "reject")
+    assert pickle.loads(pickle.dumps(gated.options)) == gated.options, "the policy would travel with the options"
+
+
+def test_a_schema_is_json_whatever_the_defaults_are() -> None:
+    def wait(longest: float = float("inf")) -> None: ...
+
+    assert json.loads(canonical(Tool(wait, ToolOptions("read_only")).schema))["properties"]["longest"] == {
+        "default": "Infinity",
+        "title": "Longest",
+        "type": "number",
+    }
+
+
+def test_a_digest_is_of_tool_arguments_and_schema() -> None:
+    digests = {
+        approval_digest("pay", '{"x":1}', {"a": 1, "b": 2}),
+        approval_digest("pay", '{"x":1}', {"b": 2, "a": 1}),
+        approval_digest("pay", '{"x":2}', {"a": 1, "b": 2}),
+        approval_digest("send", '{"x":1}', {"a": 1, "b": 2}),
+        approval_digest("pay", '{"x":1}', {"a": 1, "b": 3}),
+    }
+    assert len(digests) == 4
 
 
 def test_only_effects_that_are_settled_have_a_probe() -> None:
