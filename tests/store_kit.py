@@ -32,6 +32,7 @@ from perdure.store.events import (
 )
 from perdure.store.log import (
     Accepted,
+    Answer,
     Append,
     CallRow,
     Claim,
@@ -39,9 +40,12 @@ from perdure.store.log import (
     Create,
     Decide,
     EventLog,
+    Expire,
     Lease,
+    Leave,
     Mark,
     Refused,
+    Result,
     Retry,
     RunRow,
     Settle,
@@ -240,3 +244,22 @@ async def call_of(log: EventLog, call_id: str = "c1") -> CallRow:
 def kinds(accepted: Accepted) -> list[str]:
     """What an accepted command has appended."""
     return [stored.event.type for stored in accepted.events]
+
+
+def expire_at(clock: Clock, now: float) -> Expire:
+    """The supervisor's timer, at a time to which the clock is set."""
+    clock.now = now
+    return Expire(RUN, LEASE.nonce)
+
+
+async def refusals(log: EventLog, attempt: int) -> set[str]:
+    """The reasons for which all that could let the call act, or say that it has, is refused."""
+    commands = (
+        mark(attempt=attempt),
+        Leave(RUN, "c1", attempt),
+        retry(attempt + 1),
+        Answer(RUN, result(attempt=attempt, source="probe")),
+        Unsettle(RUN, unsettled(attempt=attempt)),
+        Result(RUN, result(attempt=attempt)),
+    )
+    return {(await refuse(log, command)).reason for command in commands}
