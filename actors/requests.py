@@ -40,9 +40,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class Execute:
-    """From a run's owner to the journal: append these events, then see to it that all open calls get results.
+    """From a run's owner to the journal: append these events, then see to it that all released calls get results.
 
-    `known` are the open calls that the log has already. With neither, it is a plain owner's append.
+    `known` are the open calls that the log has already, with the arguments that they are to run with. With neither, it
+    is a plain owner's append.
     """
 
     run_id: str

@@ -258,7 +258,7 @@ class Supervision:
         task = self._runs[row.run_id] = asyncio.create_task(self._see_through(row, events, member, urgent))
         task.add_done_callback(lambda _: self._unwatch(row.run_id, task))
 
-    def _unwatch(self, run_id: str, task: asyncio.Task[None]) -> None:
+    def _unwatch(self, run_id: str, task: asyncio.Task[Any] | None) -> None:
         """A run whose watch ended is nobody's, unless it was bound anew; the sweep claims it if it is live."""
         if self._runs.get(run_id) is task:
             del self._runs[run_id]
@@ -288,7 +288,7 @@ class Supervision:
         except Exception:
             log.exception("run %s: its owner could not be watched", run_id)
             return
-        self._unwatch(run_id, self._runs[run_id])
+        self._unwatch(run_id, asyncio.current_task())
         if ended.outcome == "ended":
             self._note_end(ended)
         elif ended.outcome == "waits":

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from perdure.actors.requests import Execute, Executed
 from perdure.actors.tools import Approval, Tool, ToolOptions
 from perdure.store.events import (
     ApprovalDecided,
@@ -21,7 +22,7 @@ from perdure.store.events import (
 )
 from perdure.store.log import Cancel, Requeue
 
-from .fakes import RUN, accepted, held, refused, settle_down, until
+from .fakes import AGENT, RUN, accepted, held, refused, settle_down, until
 from .gate_kit import ALWAYS, LOOK, ONE, Office, paying
 from .shapes import asks, says
 
@@ -156,6 +157,18 @@ async def test_an_approved_call_runs_once_though_its_journal_dies_when_its_attem
     results = await office.events(ToolResult)
     assert len(results) == 1 and results[0].attempt == max(work.attempt for work in begun)
     assert len({work.idempotency_key for work in begun}) == 1
+
+
+async def test_a_request_that_is_repeated_after_a_decision_starts_nothing_with_what_it_knew_before() -> None:
+    office = Office(ONE, paying())
+    await office.drive()
+    epoch, events = (await office.row()).epoch, tuple(stored.event for stored in await office.log.read(RUN, 2))
+    await office.decide(arguments='{"x":7}')
+    office.new_journal()
+    repeated = Execute(RUN, epoch, 2, events, (), AGENT, {}, {"pay": paying().options})
+    done: Executed = await held(office.journal.execute(repeated))
+    assert done.events[-1].event.type == "approval_decided", "its owner has to decide again"
+    assert office.tools.works == []
 
 
 async def test_only_the_newest_question_can_be_answered() -> None:
