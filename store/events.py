@@ -77,6 +77,25 @@ class RunClaimed(_Event):
     charged: bool = False
 
 
+class Raised(_Model):
+    """What an open call is from now on, whose tool is of a stricter class than it was. An attempt that may be running
+    without a start mark can act until `hold_s` after the commit."""
+
+    effect: Effect
+    hold_s: float
+
+
+class CodeChanged(_Event):
+    """The owner's code of the agent is another than the log has known so far: `digest` in the place of `was`. `tools`
+    are what `config` of run_created says of them, as they are now; `raised` are open calls, by id."""
+
+    type: Literal["code_changed"] = "code_changed"
+    was: str
+    digest: str
+    tools: dict[str, JsonValue]
+    raised: dict[str, Raised] = Field(default_factory=dict)
+
+
 class TurnStarted(_Event):
     type: Literal["turn_started"] = "turn_started"
     turn_index: int
@@ -260,6 +279,7 @@ class RunRequeued(_Event):
 Event = (
     RunCreated
     | RunClaimed
+    | CodeChanged
     | TurnStarted
     | AssistantMessage
     | ToolCallRequested
@@ -279,6 +299,9 @@ Event = (
     | RunTimedOut
     | RunRequeued
 )
+
+STRICTNESS: Final[tuple[Effect, ...]] = ("read_only", "idempotent_write", "non_idempotent")
+"""The effect classes, the strictest last."""
 
 _adapter: Final[TypeAdapter[Event]] = TypeAdapter(
     Annotated[Event, Field(discriminator="type")], config=ConfigDict(defer_build=True)

@@ -9,13 +9,16 @@ from typing import Any, Final, Protocol
 
 from .errors import IllegalTransition
 from .events import (
+    STRICTNESS,
     ApprovalDecided,
     ApprovalExpired,
     ApprovalRequested,
     AssistantMessage,
     CancelRequested,
+    CodeChanged,
     Decision,
     Event,
+    Raised,
     RunCancelled,
     RunClaimed,
     RunCompleted,
@@ -122,6 +125,9 @@ class Fold:
             if isinstance(event, RunRequeued):
                 for call in [call for call in self.calls.values() if call.waits]:
                     self._put(_to_be_asked_anew(call))
+            elif isinstance(event, CodeChanged):
+                for call_id, raised in event.raised.items():
+                    self._put(_raised(self.calls.get(call_id), raised, event, now))
             _fold_run(row, changes, event, seq, now)
         if not isinstance(event, RunCreated):
             self.status = status_after(self.status, event, self._open, self._waiting)
@@ -151,6 +157,8 @@ def _fold_run(row: RunRow, changes: dict[str, Any], event: Event, seq: int, now:
         case AssistantMessage():
             changes["turns"] = changes.get("turns", row.turns) + 1
             changes["usage"] = add_usage(changes.get("usage", row.usage), event.usage)
+        case CodeChanged():
+            changes["digest"] = event.digest
         case CancelRequested():
             changes |= {"cancel": True, "due_at": None}
         case RunCompleted():
@@ -215,6 +223,19 @@ def _open_call(calls: Mapping[str, CallRow], event: ToolResult | ApprovalRequest
     if call is None or call.result_seq is not None:
         raise IllegalTransition("closed", event.type, f"call {event.tool_call_id} is not open")
     return call
+
+
+def _raised(call: CallRow | None, raised: Raised, event: CodeChanged, now: float) -> CallRow:
+    """An open call of a stricter class than before. What may run of it by now has begun without a mark, and counts as
+    marked from here on: by a task that nobody knows, so that only its deadline proves it over."""
+    if call is None or call.result_seq is not None:
+        raise IllegalTransition("closed", event.type, "a call that is raised is not open")
+    if STRICTNESS.index(raised.effect) <= STRICTNESS.index(call.effect):  # type: ignore[arg-type]  # it is one of them
+        raise IllegalTransition(call.effect, event.type, f"call {call.tool_call_id} is of that class or a stricter one")
+    call = replace(call, effect=raised.effect)
+    if raised.effect != "non_idempotent" or not call.attempt:
+        return call
+    return replace(call, started_attempt=call.attempt, started_at=now, hold_s=raised.hold_s)
 
 
 def _asked(call: CallRow, event: ApprovalRequested, now: float) -> CallRow:

@@ -16,6 +16,7 @@ from .errors import IllegalTransition
 from .events import (
     ApprovalRequested,
     AssistantMessage,
+    CodeChanged,
     Event,
     RunCancelled,
     RunClaimed,
@@ -56,6 +57,7 @@ from .states import TERMINAL, Status
 
 Key = tuple[str, str]
 _OWNERS_EVENTS = (
+    CodeChanged,
     TurnStarted,
     AssistantMessage,
     ToolCallRequested,
@@ -113,7 +115,7 @@ class Book:
             case Mark():
                 return self._mark(command)
             case Leave():
-                return Accepted(self._beginnable(command.run_id, command.tool_call_id, command.attempt)[0])
+                return self._leave(command)
             case Retry():
                 return self._retry(command)
             case Result():
@@ -268,6 +270,12 @@ class Book:
         if call.nonce != event.nonce:
             raise Refused("taken", f"call {call.tool_call_id} of run {row.run_id}: another task holds this attempt")
         return Accepted(row, already=True, calls=self._open(row.run_id))
+
+    def _leave(self, command: Leave) -> Accepted:
+        row, call = self._beginnable(command.run_id, command.tool_call_id, command.attempt)
+        if call.effect == "non_idempotent":
+            raise Refused("illegal", f"call {call.tool_call_id} of run {row.run_id} begins with a start mark only")
+        return Accepted(row)
 
     def _result(self, command: Result) -> Accepted:
         event = command.event

@@ -34,8 +34,8 @@ from .schema import calls, events, leases, runs
 if TYPE_CHECKING:
     from sqlalchemy.dialects import postgresql
 
-_RUN_FIXED: Final = frozenset({"agent", "digest", "batch", "sample", "priority", "created_at"})
-_CALL_FIXED: Final = frozenset({"turn_index", "name", "effect", "request_seq"})
+_RUN_FIXED: Final = frozenset({"agent", "batch", "sample", "priority", "created_at"})
+_CALL_FIXED: Final = frozenset({"turn_index", "name", "request_seq"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,7 @@ _OF_CALLS: Final = frozenset(
     }
 )
 """Events after which the open calls say where the run stands."""
+_OF_OWNERS: Final = frozenset({Status.RUNNING, Status.AWAITING_TOOL})
 _IN_A_TURN: Final = frozenset({"turn_started", "assistant_message"})
 _ENDS: Final = {
     "run_completed": Status.COMPLETED,
@@ -106,6 +107,8 @@ def status_after(status: Status, event: Event, open_calls: int, waiting_calls: i
     if kind == "tool_call_started" and status is Status.AWAITING_TOOL:
         return status
     if kind in _IN_A_TURN and status is Status.RUNNING:
+        return status
+    if kind == "code_changed" and status in _OF_OWNERS:
         return status
     raise IllegalTransition(status, kind)
 

@@ -10,6 +10,7 @@ from perdure.store.events import (
     ApprovalRequested,
     AssistantMessage,
     CancelRequested,
+    CodeChanged,
     Event,
     RunCancelled,
     RunClaimed,
@@ -101,6 +102,7 @@ ONE_OF_EACH: dict[str, Event] = {
     for event in (
         created(),
         CLAIMED,
+        CodeChanged(was="d", digest="e", tools={}),
         TurnStarted(turn_index=0),
         answer(),
         requested(),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.store.events import ToolEvidence
-from perdure.store.log import Abandon, Answer, Cancel, EventLog, Leave, Result
+from perdure.store.events import CodeChanged, Effect, Raised, ToolEvidence
+from perdure.store.log import Abandon, Accepted, Answer, Append, Cancel, EventLog, Leave, Result, Unsettle
 from perdure.store.states import Status
 
 from .store_kit import (
@@ -13,14 +13,20 @@ from .store_kit import (
     RUN,
     Clock,
     accept,
+    asks,
+    call_of,
     cancel,
+    decides,
     failed,
     mark,
     refuse,
     request,
     result,
     retry,
+    settles,
+    unsettled,
     with_calls,
+    with_events,
 )
 
 # -- permission to begin --------------------------------------------------------------------------------------
@@ -174,3 +180,89 @@ async def test_a_probes_answer_is_refused_after_a_cancel_or_an_end(log: EventLog
     assert (await refuse(log, Answer(RUN, result(source="probe")))).reason == "cancelled"
     await accept(log, Abandon(RUN, LEASE.nonce, 1, failed()))
     assert (await refuse(log, Answer(RUN, result(source="probe")))).reason == "ended"
+
+
+# -- code that has changed ------------------------------------------------------------------------------------
+
+
+def changes(expected_seq: int, *, epoch: int = 1, **raised: Effect) -> Append:
+    """The owner's note that its code has changed, and which calls are of a stricter class by it."""
+    stricter = {call_id: Raised(effect=effect, hold_s=65.0) for call_id, effect in raised.items()}
+    return Append(RUN, epoch, expected_seq, (CodeChanged(was="d1", digest="d2", tools={}, raised=stricter),))
+
+
+async def raises(log: EventLog, **raised: Effect) -> Accepted:
+    row = await log.run(RUN)
+    assert row
+    return await accept(log, changes(row.seq, **raised))
+
+
+async def test_the_owners_new_code_is_in_the_runs_row_and_changes_no_call(log: EventLog) -> None:
+    before = await with_calls(log, request("c1", "idempotent_write"))
+    calls = await log.calls(RUN)
+    done = await raises(log)
+    assert (done.row.digest, done.row.status, done.row.seq) == ("d2", before.status, before.seq + 1)
+    assert await log.run(RUN) == done.row
+    assert await log.calls(RUN) == calls
+    await accept(log, Leave(RUN, "c1", 1))
+
+
+async def test_only_the_owner_of_the_run_as_it_stands_notes_new_code(log: EventLog) -> None:
+    row = await with_calls(log)
+    assert (await refuse(log, changes(row.seq, epoch=0))).reason == "stale_epoch"
+    assert (await refuse(log, changes(row.seq - 1))).reason == "conflict"
+    await accept(log, Abandon(RUN, LEASE.nonce, 1, failed()))
+    assert (await refuse(log, changes(row.seq + 1))).reason == "ended"
+
+
+async def test_a_call_that_may_have_run_counts_as_marked_when_its_class_is_raised(log: EventLog, clock: Clock) -> None:
+    await with_calls(log, request("c1", "idempotent_write"))
+    await accept(log, Leave(RUN, "c1", 1))
+    clock.now = 1010.0
+    await raises(log, c1="non_idempotent")
+    call = await call_of(log)
+    assert (call.effect, call.started, call.started_at, call.hold_s) == ("non_idempotent", True, 1010.0, 65.0)
+    assert (call.nonce, call.lock) == ("", ""), "nobody knows who runs it"
+    assert (await refuse(log, mark())).reason == "taken"
+    assert (await refuse(log, retry(2))).reason == "superseded", "decided before it was known that it may have run"
+    await accept(log, Unsettle(RUN, unsettled()))
+    await accept(log, settles("not_happened"))
+    await accept(log, mark(attempt=2))
+
+
+async def test_no_task_begins_without_a_mark_once_its_class_is_raised(log: EventLog) -> None:
+    await with_calls(log, request("c1", "read_only"), request("c2", "read_only"))
+    await raises(log, c1="non_idempotent", c2="idempotent_write")
+    assert (await refuse(log, Leave(RUN, "c1", 1))).reason == "illegal"
+    await accept(log, Leave(RUN, "c2", 1))
+    assert not (await call_of(log, "c2")).started
+
+
+async def test_the_result_of_a_task_that_began_before_its_class_was_raised_counts(log: EventLog) -> None:
+    await with_calls(log, request("c1", "idempotent_write"))
+    await raises(log, c1="non_idempotent")
+    await accept(log, Result(RUN, result()))
+    assert (await call_of(log)).result_seq is not None
+
+
+async def test_a_call_without_an_attempt_is_raised_and_has_begun_by_nothing(log: EventLog) -> None:
+    await with_events(log, request("c1", "idempotent_write"), request("c2"), asks())
+    await accept(log, decides())
+    await raises(log, c1="non_idempotent")
+    call = await call_of(log)
+    assert (call.effect, call.attempt, call.started, call.gate) == ("non_idempotent", 0, False, "approved")
+    await accept(log, retry(1))
+    await accept(log, mark())
+
+
+@pytest.mark.parametrize("effect", ["read_only", "idempotent_write"])
+async def test_a_class_is_never_lowered(log: EventLog, effect: Effect) -> None:
+    row = await with_calls(log, request("c1", "idempotent_write"))
+    assert (await refuse(log, changes(row.seq, c1=effect))).reason == "illegal"
+
+
+async def test_only_open_calls_are_raised(log: EventLog) -> None:
+    await with_calls(log, request("c1", "read_only"), request("c2"))
+    row = (await accept(log, Result(RUN, result()))).row
+    assert (await refuse(log, changes(row.seq, c1="non_idempotent"))).reason == "illegal"
+    assert (await refuse(log, changes(row.seq, c3="non_idempotent"))).reason == "illegal"

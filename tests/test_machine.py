@@ -76,6 +76,7 @@ LEGAL: dict[Status, Moves] = {
     Status.RUNNING: {
         **CALLS,
         "run_claimed": None,
+        "code_changed": Status.RUNNING,
         "turn_started": Status.RUNNING,
         "assistant_message": Status.RUNNING,
         "tool_evidence": Status.RUNNING,
@@ -87,6 +88,7 @@ LEGAL: dict[Status, Moves] = {
     Status.AWAITING_TOOL: {
         **CALLS,
         "run_claimed": None,
+        "code_changed": Status.AWAITING_TOOL,
         "tool_call_started": Status.AWAITING_TOOL,
         "tool_evidence": Status.AWAITING_TOOL,
         "cancel_requested": Status.AWAITING_TOOL,

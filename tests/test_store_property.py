@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from perdure.store.events import (
     ApprovalRequested,
+    CodeChanged,
     Decision,
     Effect,
     Event,
+    Raised,
     RunCancelled,
     RunCompleted,
     RunCreated,
@@ -103,9 +105,12 @@ def turns(draw: st.DrawFn) -> tuple[Event, ...]:
 @st.composite
 def owners_events(draw: st.DrawFn) -> tuple[Event, ...]:
     """Mostly what an owner sends, at times nonsense."""
-    shape = draw(st.integers(0, 8))
+    shape = draw(st.integers(0, 9))
     if shape <= 4:
         return draw(turns())
+    if shape == 9:
+        raised = draw(st.dictionaries(CALLS, st.builds(Raised, effect=EFFECTS, hold_s=st.just(9.0)), max_size=2))
+        return (CodeChanged(was="d1", digest=draw(st.sampled_from(["d1", "d2"])), tools={}, raised=raised),)
     if shape <= 6:
         return tuple(draw(questions(call)) for call in draw(st.lists(CALLS, min_size=1, max_size=3, unique=True)))
     if shape == 7:
