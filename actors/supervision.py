@@ -72,7 +72,7 @@ class Supervision:
         self._full = True
         """The next sweep has to look at everything that should be live."""
         self._backlog = True
-        """The store may hold queued runs that found no slot."""
+        """There may be runs that found no slot: queued ones in the store, and released ones."""
         self._released = deque[RunRow]()
         """Runs that were parked, are released, and have found no slot yet."""
 
@@ -293,7 +293,7 @@ class Supervision:
             self._note_end(ended)
         elif ended.outcome == "waits":
             await self._parked(run_id)
-        if self._backlog or self._released:
+        if self._backlog:
             self._news.set()
 
     async def _parked(self, run_id: str) -> None:
