@@ -5,8 +5,9 @@ text. In place of a list: `die` ends the run actor, `hang` never answers, `hold`
 put. The run's metadata names the folder (`dir`) of the ledger and of the files that tools wait for.
 
 WHAT, step by step with commas: `act` writes the effect to the ledger; `wait` until the file `go` is in the folder;
-`exit` calls os._exit(3); `sysexit` raises SystemExit; `kill` sends SIGKILL to itself; `raise` fails; `first-...`
-does the step in the first attempt only; `behead` kills the store's supervisor.
+`exit` calls os._exit(3); `sysexit` raises SystemExit; `kill` sends SIGKILL to itself; `raise` fails; `sleep` for an
+hour; `spin` in Python, `grind` in C code, for as long; `first-...` does the step in the first attempt only; `behead`
+kills the store's supervisor.
 """
 
 from __future__ import annotations
@@ -52,6 +53,13 @@ def step(ctx: ToolContext, what: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         case "behead":
             os.kill(supervisor_pid(Path(str(ctx.metadata["dir"])).parent / "runs.db"), signal.SIGKILL)
+        case "sleep":
+            time.sleep(3600)
+        case "spin":
+            while True:
+                pass
+        case "grind":
+            sum(range(10**13))
         case "raise":
             raise ValueError("as it was told")
         case _:
@@ -99,6 +107,30 @@ def sent(ctx: ToolContext, do: str) -> Settled:
     return Settled.did_not_happen()
 
 
+@tool(effect="non_idempotent", settles_after_s=0, num_cpus=0.2, approval="always")
+def wire(ctx: ToolContext, do: str) -> str:
+    """Like send, but a person has to approve each call."""
+    return carry_out(ctx, do)
+
+
+wire.reconcile(sent)
+
+
+@tool(effect="read_only", timeout_s=2, attempts_max=1, num_cpus=0.2)
+def glance(ctx: ToolContext, do: str) -> str:
+    """Like read, but has two seconds for it."""
+    return carry_out(ctx, do)
+
+
+@tool(effect="non_idempotent", timeout_s=2, attempts_max=1, settles_after_s=0, num_cpus=0.2)
+def dart(ctx: ToolContext, do: str) -> str:
+    """Like send, but has two seconds for it."""
+    return carry_out(ctx, do)
+
+
+dart.reconcile(sent)
+
+
 @tool(effect="non_idempotent", settles_after_s=0, num_cpus=0.2)
 def blind(ctx: ToolContext, do: str) -> str:
     """Like send, but nobody can tell whether it happened."""
@@ -121,4 +153,6 @@ def model(request: ModelRequest) -> dict[str, Any]:
     return {"text": "all done"}
 
 
-agent = Agent(name="effects", model=model, tools=(read, put, send, blind), limits=Limits(max_turns=20))
+agent = Agent(
+    name="effects", model=model, tools=(read, put, send, wire, glance, dart, blind), limits=Limits(max_turns=20)
+)
