@@ -13,8 +13,8 @@ from perdure.actors.journal import Journal
 from perdure.actors.machine import fold
 from perdure.actors.pursuit import TaskDied
 from perdure.actors.requests import Execute, Executed
-from perdure.actors.turn import turn_events
 from perdure.actors.tools import Settled, Tool, ToolOptions
+from perdure.actors.turn import turn_events
 from perdure.store.events import (
     Effect,
     ToolCallStarted,

@@ -15,8 +15,8 @@ from perdure.actors.machine import fold
 from perdure.actors.model import ModelReply, ModelRequest, ToolUse
 from perdure.actors.requests import Ended, Execute, Executed, Start
 from perdure.actors.run import Owner
-from perdure.actors.turn import checked_arguments, turn_events
 from perdure.actors.tools import Tool, ToolOptions
+from perdure.actors.turn import checked_arguments, turn_events
 from perdure.store.errors import PerdureError, UsageError
 from perdure.store.events import (
     CancelRequested,
