@@ -54,4 +54,8 @@ class Agent(BaseModel):
     def snapshot(self, model: str | None = None) -> dict[str, JsonValue]:
         """The settings that a run keeps from its launch on. `model` overrides the agent's."""
         chosen = model or (self.model if isinstance(self.model, str) else None)
-        return {"name": self.name, "model": chosen, "limits": self.limits.model_dump()}
+        return {"name": self.name, "model": chosen, "limits": self.limits.model_dump(), "tools": self.tool_facts()}
+
+    def tool_facts(self) -> dict[str, JsonValue]:
+        """What a run remembers of the tools, by name, so that it can tell what has changed."""
+        return {tool.name: tool.facts for tool in self.tools}

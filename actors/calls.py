@@ -8,6 +8,8 @@ from ..store.events import (
     ApprovalDecided,
     ApprovalExpired,
     ApprovalRequested,
+    Effect,
+    Raised,
     ToolCallRequested,
     ToolCallRetried,
     ToolCallSettled,
@@ -41,8 +43,12 @@ class Call:
     gate: Gate = ""
     question: str = ""
     """Id of the newest question to a person about it, answered or not."""
+    asked: ApprovalRequested | None = None
+    """The newest question whether it may run."""
     edited: str | None = None
     """The arguments that a person gave it."""
+    raised: Effect | None = None
+    """Its class, where a newer version of its tool is of a stricter one than was requested."""
     result: ToolResult | None = None
 
     @property
@@ -56,12 +62,14 @@ class Call:
 
     @property
     def effective(self) -> ToolCallRequested:
-        """The request with the arguments that it runs with."""
-        return self.request if self.edited is None else self.request.model_copy(update={"arguments": self.edited})
+        """The request with the arguments and the class that it runs with."""
+        if self.edited is None and self.raised is None:
+            return self.request
+        return self.request.model_copy(update={"arguments": self.arguments, "effect": self.effect})
 
     @property
-    def effect(self) -> str:
-        return self.request.effect
+    def effect(self) -> Effect:
+        return self.raised or self.request.effect
 
     @property
     def started(self) -> bool:
@@ -86,7 +94,7 @@ def evolve_call(call: Call, event: AboutCall) -> Call | None:
         case ToolResult():
             return replace(call, result=event)
         case ApprovalRequested() if call.gate not in ("asked", "expired") and not call.started_attempt:
-            return replace(call, gate="asked", attempt=0, question=event.event_id)
+            return replace(call, gate="asked", attempt=0, question=event.event_id, asked=event)
         case ApprovalDecided() if call.gate == "asked" and event.question == call.question:
             if event.decision == "reject":
                 return call  # its result is the next event
@@ -96,6 +104,12 @@ def evolve_call(call: Call, event: AboutCall) -> Call | None:
         case ToolCallSettled() if call.unsettled is not None and event.question == call.question:
             return replace(call, unsettled=None)
     return None
+
+
+def of_class(call: Call, raised: Raised) -> Call:
+    """An open call of a stricter class than before: what may run of it by now counts as marked."""
+    may_run = raised.effect == "non_idempotent" and call.attempt
+    return replace(call, raised=raised.effect, started_attempt=call.attempt if may_run else call.started_attempt)
 
 
 def resumed(call: Call) -> Call:

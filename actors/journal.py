@@ -20,6 +20,7 @@ from ..store.events import Stored, ToolCallRequested, ToolCallStarted
 from ..store.log import Accepted, Append, CallRow, Clock, Command, EventLog, Leave, Mark, Refused, Verdict
 from ..store.states import TERMINAL
 from ..store.writer import GroupWriter
+from .changed import closings
 from .pursuit import Pursued, Pursuit, Tasks
 from .requests import Execute, Executed
 from .tools import ToolOptions
@@ -98,9 +99,14 @@ class Journal:
         asked = (*ask.known, *(event for event in ask.events if isinstance(event, ToolCallRequested)))
         requests = {event.tool_call_id: event for event in asked}
         fresh = set() if done.already else {event.tool_call_id for event in asked} - {e.tool_call_id for e in ask.known}
+        open_calls = await self._without_misfits(run, ask, done) if ask.misfits else done.calls
+        if open_calls is None:
+            return False
         waiting = []
-        for call in done.calls:
-            if call.tool_call_id not in run.calls and not call.barred and call.tool_call_id in requests:
+        for call in open_calls:
+            if call.tool_call_id in run.calls:
+                self._renew(run.calls[call.tool_call_id][0], ask, call)
+            elif not call.barred and call.tool_call_id in requests:
                 self._pursue(run, ask, call, requests[call.tool_call_id], call.tool_call_id in fresh)
             if call.tool_call_id in run.calls:
                 waiting.append(run.calls[call.tool_call_id][1])
@@ -121,10 +127,37 @@ class Journal:
         if ask.agent is None:
             raise PerdureError(f"run {ask.run_id}: an execute with calls names no agent")
         options = ask.options.get(call.name) or ToolOptions(request.effect)
-        pursued = Pursued(request, options, ask.agent, ask.metadata, call, ask.apart)
+        misfit = ask.misfits.get(call.tool_call_id)
+        pursued = Pursued(request, options, ask.agent, ask.metadata, call, ask.apart, misfit)
         task = asyncio.create_task(self._pursuit.pursue(pursued, fresh))
         run.calls[call.tool_call_id] = (pursued, task)
         task.add_done_callback(lambda _: run.calls.pop(call.tool_call_id, None))
+
+    async def _without_misfits(self, run: _Followed, ask: Execute, done: Accepted) -> tuple[CallRow, ...] | None:
+        """The open calls, once those are closed that nothing runs for and that the agent's code has no place for. None
+        when others have appended meanwhile: such a call may have begun."""
+        idle = [call for call in done.calls if call.tool_call_id not in run.calls]
+        results = closings(idle, ask.misfits, {event.tool_call_id: event.idempotency_key for event in ask.known})
+        if not results:
+            return done.calls
+        try:
+            return (await self.submit(Append(ask.run_id, ask.epoch, done.row.seq, tuple(results)))).calls
+        except Refused as refusal:
+            if refusal.reason == "conflict":
+                return None
+            raise
+
+    def _renew(self, pursued: Pursued, ask: Execute, call: CallRow) -> None:
+        """Tell the pursuit of a call of a new version of the code: the attempt that runs goes on, another, or a probe,
+        is of that version."""
+        if ask.agent is None or ask.agent == pursued.agent:
+            return
+        pursued.agent, pursued.apart = ask.agent, ask.apart
+        pursued.options = ask.options.get(call.name) or pursued.options
+        pursued.misfit = ask.misfits.get(call.tool_call_id)
+        pursued.request = next((e for e in ask.known if e.tool_call_id == call.tool_call_id), pursued.request)
+        if call.effect != pursued.row.effect and call.attempt == pursued.row.attempt:
+            pursued.row = call
 
     async def begin(
         self, run_id: str, tool_call_id: str, attempt: int, node: str, mark: ToolCallStarted | None

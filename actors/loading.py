@@ -3,12 +3,15 @@ application that the user launched; nothing in a database names code except this
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import hashlib
 import importlib
 import importlib.util
+import logging
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +23,8 @@ from ..store.errors import UsageError
 from ..store.events import AgentRef
 from .agent import Agent
 
+log = logging.getLogger(__name__)
+FRESH_S = 1.0
 _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist"})
 FILES_MAX = 5_000
 
@@ -63,6 +68,44 @@ def load_agent(text: str) -> LoadedAgent:
 def loaded(ref: str, digest: str) -> LoadedAgent:
     """The agent of a run, once per process and digest of its code."""
     return load_agent(ref)
+
+
+def current(agent: AgentRef) -> AgentRef:
+    """The same agent with the digest of its code as it is on this machine now; nothing is imported. Unchanged where
+    its folder is not here. Raises UsageError or OSError for a folder that cannot be read."""
+    folder = _folder(agent)
+    if not folder.is_dir():
+        return agent
+    return agent.model_copy(update={"digest": folder_digest(folder)})
+
+
+def _folder(agent: AgentRef) -> Path:
+    """The folder whose code an agent's digest is of."""
+    place = agent.ref.rpartition(":")[0]
+    if place.endswith(".py"):
+        return Path(place).parent
+    module = Path(agent.root, *place.split("."))
+    return module if (module / "__init__.py").is_file() else module.parent
+
+
+class CurrentCode:
+    """`current` for many runs: looks at each agent's folder about once per `FRESH_S`, in a thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._looks: dict[AgentRef, tuple[float, asyncio.Task[AgentRef]]] = {}
+
+    async def of(self, agent: AgentRef) -> AgentRef:
+        """The agent's code as it is now; as it was where its folder cannot be read."""
+        at, look = self._looks.get(agent, (-FRESH_S, None))
+        if look is None or self._clock() - at >= FRESH_S:
+            look = asyncio.create_task(asyncio.to_thread(current, agent))
+            self._looks[agent] = (self._clock(), look)
+        try:
+            return await asyncio.shield(look)
+        except (UsageError, OSError) as error:
+            log.warning("the code of %s is taken for unchanged: %s", agent.ref, error)
+            return agent
 
 
 def folder_digest(folder: Path) -> str:

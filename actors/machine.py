@@ -15,8 +15,10 @@ from typing import Any, cast
 
 from ..store.errors import CorruptLog, IllegalTransition
 from ..store.events import (
+    AgentRef,
     AssistantMessage,
     CancelRequested,
+    CodeChanged,
     Event,
     RunCancelled,
     RunClaimed,
@@ -33,7 +35,7 @@ from ..store.events import (
 )
 from ..store.projections import add_usage, closing_results
 from ..store.states import TERMINAL, TRANSITIONS, Status, status_after
-from .calls import AboutCall, Call, evolve_call, resumed
+from .calls import AboutCall, Call, evolve_call, of_class, resumed
 
 __all__ = ["TRANSITIONS", "Call", "State", "evolve", "fold", "messages", "next_step"]
 
@@ -63,6 +65,8 @@ class State:
     turn_started: bool = False
     """A model call is under way (or was, when its process died)."""
     usage: Usage = field(default_factory=Usage)
+    changes: tuple[CodeChanged, ...] = ()
+    """The versions of the agent's code that came after the one that the run began with."""
     cancel: CancelRequested | None = None
     end: RunCompleted | RunFailed | RunCancelled | RunTimedOut | None = None
     """The terminal event, once there is one."""
@@ -78,6 +82,12 @@ class State:
     @property
     def open_calls(self) -> tuple[Call, ...]:
         return self.turn.open_calls if self.turn else ()
+
+    @property
+    def code(self) -> AgentRef:
+        """The agent's code, as far as the log knows."""
+        agent = self.created.agent
+        return agent.model_copy(update={"digest": self.changes[-1].digest}) if self.changes else agent
 
     @property
     def max_turns(self) -> int:
@@ -97,6 +107,8 @@ def evolve(state: State, event: Event) -> State:
     match event:
         case RunClaimed():
             return replace(state, epoch=event.epoch)
+        case CodeChanged():
+            return replace(state, changes=(*state.changes, event))
         case TurnStarted():
             if event.turn_index != state.turn_count or state.turn_started:
                 raise IllegalTransition(status, event.type, f"turn {event.turn_index} is not due")
@@ -126,9 +138,20 @@ def _evolve_turn(state: State, event: Event) -> Turn | None:
             return replace(state.turn, calls=(*state.turn.calls, Call(event)))
         case RunRequeued() if state.turn:
             return replace(state.turn, calls=tuple(resumed(call) for call in state.turn.calls))
+        case CodeChanged() if event.raised:
+            return _with_raised(state, event)
     if isinstance(event, AboutCall):
         return _with_call(state, event)
     return state.turn
+
+
+def _with_raised(state: State, event: CodeChanged) -> Turn:
+    if state.turn is None or not event.raised.keys() <= {call.tool_call_id for call in state.turn.open_calls}:
+        raise IllegalTransition(state.status, event.type, "a call that is raised is not open")
+    calls = [
+        of_class(call, raised) if (raised := event.raised.get(call.tool_call_id)) else call for call in state.turn.calls
+    ]
+    return replace(state.turn, calls=tuple(calls))
 
 
 def _with_call(state: State, event: AboutCall) -> Turn:

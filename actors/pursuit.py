@@ -8,9 +8,9 @@
 | non_idempotent   | yes    | prove that the attempt is over; take the result it left; or ask the probe      |
 
 A probe is asked once the attempt is proven dead; "it happened" counts at once, "it did not" only when the tool's
-settling time has passed since the proof, for a request under way may land until then. Where nobody can tell, the call
-is unsettled and a person is asked. A call that a person has approved has no attempt yet: its first one is opened like
-any further one, so that no two tasks ever have the same.
+settling time has passed since the proof, for a request under way may land until then. Where nobody can tell, or the
+agent's code has no place for the call any more, it is unsettled and a person is asked. A call that a person has
+approved has no attempt yet: its first one is opened like any further one, so that no two tasks ever have the same.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from ..store.events import (
 from ..store.log import Accepted, Answer, CallRow, Clock, Command, EventLog, Refused, Result, Retry, Unsettle
 from .attempt import Outcome, Work
 from .kernel import left_result, remove_lock
+from .requests import Misfit
 from .results import plain_error
 from .tools import ToolOptions
 
@@ -82,6 +83,8 @@ class Pursued:
     row: CallRow
     apart: bool = False
     """Whether its attempts need workers that serve only this version of the agent's code."""
+    misfit: Misfit | None = None
+    """Why no further attempt and no probe can be dispatched."""
     begun: int = 0
     """The newest attempt that was given leave to begin."""
 
@@ -140,7 +143,7 @@ class Pursuit:
                         outcome = Outcome(kind="exited", content=text, is_error=True)
                     return await self._record(it, outcome)
                 case "retry":
-                    if not await self._retry(it, why):
+                    if it.misfit or not await self._retry(it, why):
                         return None
                 case "settle":
                     if not await self._settle(it, deaths):
@@ -180,6 +183,8 @@ class Pursuit:
             return False
         if evidence := await self._evidence(call):
             return await self._answer(it, evidence)
+        if it.misfit:
+            return await self._unsettle(it, it.misfit.problem)
         if not it.options.has_probe:
             return await self._unsettle(it, "the tool has no reconcile probe")
         outcome = await self._ask_probe(it)
@@ -199,9 +204,10 @@ class Pursuit:
         return reopened
 
     async def _await_death(self, call: CallRow) -> None:
-        """Return once the marked attempt cannot act any more: its lock is free, or its hard deadline has passed."""
+        """Return once the marked attempt cannot act any more: its lock is free, or its hard deadline has passed. One
+        that began before its class was raised has no lock."""
         over = call.started_at + call.hold_s + CLOCK_MARGIN_S
-        while not await self._tasks.prove_dead(call):
+        while not (call.lock and await self._tasks.prove_dead(call)):
             left_s = over - self._clock()
             if left_s <= 0:
                 return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import JsonValue
 
@@ -38,6 +38,13 @@ class Settings:
         return f"perdure-{self.name}"
 
 
+class Misfit(NamedTuple):
+    """Why an open call cannot be dispatched with its agent's code as it is now."""
+
+    kind: str
+    problem: str
+
+
 @dataclass(frozen=True)
 class Execute:
     """From a run's owner to the journal: append these events, then see to it that all released calls get results.
@@ -56,6 +63,8 @@ class Execute:
     options: dict[str, ToolOptions] = field(default_factory=dict)
     apart: bool = False
     """Whether this version of the agent's code has worker processes of its own."""
+    misfits: dict[str, Misfit] = field(default_factory=dict)
+    """Open calls, by id, that the agent's code has no place for any more."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,8 @@ class Start:
     """The whole log if it is short, else empty: the actor reads it from the journal."""
     apart: bool = False
     """Whether this version of the agent's code has worker processes of its own."""
+    agent: AgentRef | None = None
+    """The version of the agent's code to drive it with; None: the one that the log knows."""
 
 
 @dataclass(frozen=True)

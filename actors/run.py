@@ -14,6 +14,8 @@ from typing import Any, Final, Literal
 
 from ..store.errors import PerdureError, UsageError
 from ..store.events import (
+    AgentRef,
+    CodeChanged,
     Event,
     RunCancelled,
     RunCompleted,
@@ -26,9 +28,10 @@ from ..store.events import (
 from ..store.log import Refused
 from .agent import Agent
 from .calls import Call
+from .changed import asked_anew, code_change, misfits
 from .loading import LoadedAgent
 from .machine import Ask as AskStep
-from .machine import CallModel, Finish, State, Wait, evolve_all, fold, messages, next_step
+from .machine import CallModel, Finish, State, Wait, evolve, evolve_all, fold, messages, next_step
 from .machine import Execute as ExecuteStep
 from .model import Model, ModelReply, ModelRequest, make_model
 from .requests import Ended, Execute, Executed, Start
@@ -53,6 +56,8 @@ class Owner:
     def __init__(self, start: Start, ask: Ask, load: Callable[[str, str], LoadedAgent]) -> None:
         self._start, self._ask, self._load = start, ask, load
         self._state: State
+        self._code: AgentRef
+        """The version of the agent's code that this owner works with."""
         self._pending: list[Event] = []
         self._answers: dict[int, list[Event]] = {}
         """The model's answer to the turn that is due, as events."""
@@ -62,9 +67,11 @@ class Owner:
         """Drive the run until it ends, waits for somebody, or is lost to another owner."""
         start = self._start
         self._state = fold(start.events or await self._whole_log())
+        self._code = start.agent or self._state.code
         try:
             while True:
-                step = next_step(self._decided())
+                state = self._decided()
+                step = next_step(state)
                 if isinstance(step, Wait):
                     if self._pending:
                         await self._flush()
@@ -72,7 +79,10 @@ class Owner:
                     status = self._state.status
                     outcome: Literal["ended", "waits"] = "ended" if status.is_terminal else "waits"
                     return Ended(start.run_id, start.epoch, status, outcome, self._state.end)
-                await self._perform(step)
+                if self._code.digest != state.code.digest and not isinstance(step, Finish):
+                    self._note_change()
+                else:
+                    await self._perform(step)
         except Lost:
             return Ended(start.run_id, start.epoch, self._state.status, "lost")
 
@@ -88,6 +98,13 @@ class Owner:
         """The state as it will be once what is pending is durable."""
         return evolve_all(self._state, self._pending)
 
+    def _note_change(self) -> None:
+        """Make it pending, before all else, that the agent's code is another than the log knows of."""
+        try:
+            self._pending.insert(0, code_change(self._state, self._agent().agent, self._code.digest))
+        except UsageError as error:
+            self._pending.append(RunFailed(code="agent_unavailable", message=error.message, phase="load"))
+
     async def _perform(self, step: CallModel | ExecuteStep | AskStep | Finish) -> None:
         match step:
             case CallModel() if any(isinstance(event, ToolResult) for event in self._pending):
@@ -99,6 +116,8 @@ class Owner:
             case Finish():
                 self._pending += step.events
                 await self._flush()
+            case ExecuteStep() if questions := self._asked_anew(step.calls):
+                self._pending += questions
             case ExecuteStep():
                 await self._flush()
 
@@ -142,6 +161,15 @@ class Owner:
         except UsageError as error:
             self._pending.append(RunFailed(code="agent_unavailable", message=error.message, phase="tool"))
 
+    def _asked_anew(self, calls: Sequence[Call]) -> list[Event]:
+        """The questions about calls that were approved for other code than there is now."""
+        if not self._decided().changes:
+            return []
+        try:
+            return [*asked_anew(calls, self._agent().agent)]
+        except UsageError as error:
+            return [RunFailed(code="agent_unavailable", message=error.message, phase="tool")]
+
     async def _ask_model(self, loaded: LoadedAgent, turn_index: int) -> ModelReply | None:
         """The model's answer, or None when the run changed meanwhile and the answer is not wanted any more."""
         asking = asyncio.ensure_future(self._model(loaded)(self._request(loaded.agent, turn_index)))
@@ -159,8 +187,7 @@ class Owner:
         return reply
 
     def _agent(self) -> LoadedAgent:
-        created = self._state.created
-        return self._load(created.agent.ref, created.agent.digest)
+        return self._load(self._code.ref, self._code.digest)
 
     def _model(self, loaded: LoadedAgent) -> Model:
         chosen = self._state.created.config.get("model")
@@ -220,16 +247,18 @@ class Owner:
         await asyncio.sleep(CONFLICT_PAUSE_S * 2 ** min(self._failures, FAILURES_MAX))
 
     def _execute(self) -> Execute:
-        created, state = self._state.created, self._state
-        events = tuple(self._pending)
-        known = tuple(call.effective for call in state.open_calls)
+        state, events = self._state, tuple(self._pending)
+        as_known = evolve(state, events[0]) if events and isinstance(events[0], CodeChanged) else state
+        known = tuple(call.effective for call in as_known.open_calls)
         ends = bool(events) and isinstance(events[-1], (RunCompleted, RunFailed, RunCancelled))
         if ends or (not known and not any(isinstance(event, ToolCallRequested) for event in events)):
             return Execute(self._start.run_id, self._start.epoch, state.seq, events)
-        options = {}
+        agent, options = self._agent().agent, {}
         for name in {event.name for event in (*known, *events) if isinstance(event, ToolCallRequested)}:
-            if tool := self._agent().agent.tool(name):
+            if tool := agent.tool(name):
                 options[name] = tool.options
+        released = [call for call in as_known.open_calls if not call.waits]
+        unfit = misfits(released, agent) if as_known.changes else {}
         start = self._start
-        about = (created.agent, created.metadata, options, start.apart)
+        about = (self._code, state.created.metadata, options, start.apart, unfit)
         return Execute(start.run_id, start.epoch, state.seq, events, known, *about)

@@ -22,6 +22,7 @@ from ..store.errors import CorruptLog, LeaseHeld, PerdureError
 from ..store.events import AgentRef, RunCreated, RunFailed, Stored
 from ..store.log import Abandon, Accepted, Claim, Clock, Command, Create, EventLog, Expire, Lease, RunRow, Verdict
 from ..store.states import LIVE, Status
+from .loading import CurrentCode
 from .pool import Member, MemberDied, Pool
 from .requests import Await, Ended, Launch, Nudge, Settings, Start, Warm
 
@@ -63,7 +64,8 @@ class Supervision:
         self._runs: dict[str, asyncio.Task[None]] = {}
         """The runs that have an owner, or are about to get one."""
         self._claiming: set[str] = set()
-        self._agents: dict[str, AgentRef] = {}
+        self._agents: dict[tuple[str, str], AgentRef] = {}
+        self._code = CurrentCode()
         self._suspicion: dict[str, int] = {}
         """Deaths of a run's actors: 1 for a shared one, 2 for one that it died alone."""
         self._ends: OrderedDict[str, Ended] = OrderedDict()
@@ -267,16 +269,20 @@ class Supervision:
         """Give a claimed run to an actor and wait for its end; when the actor dies, have the run respawned."""
         run_id = row.run_id
         try:
-            if member is None:
-                agent = await self._agent(row, events)
-                most = companions_max(self._suspicion.get(run_id, 0))
-                member = await self._pool.take(run_id, agent, most, urgent)
-            else:
+            if member:
                 self._pool.join(member, run_id)
             try:
-                ended = await member.ask(Start(run_id, row.epoch, events, member.apart))
+                agent = await self._agent(row, events)
+                if member is None:
+                    agent = agent if events else await self._code.of(agent)
+                    most = companions_max(self._suspicion.get(run_id, 0))
+                    member = await self._pool.take(run_id, agent, most, urgent)
+                else:
+                    agent = agent.model_copy(update={"digest": member.digest})
+                ended = await member.ask(Start(run_id, row.epoch, events, member.apart, agent))
             finally:
-                self._pool.leave(member, run_id)
+                if member:
+                    self._pool.leave(member, run_id)
         except MemberDied as death:
             try:
                 await self._died(run_id, death)
@@ -308,13 +314,14 @@ class Supervision:
             log.exception("run %s: it cannot be looked at now; a sweep will do it", run_id)
 
     async def _agent(self, row: RunRow, events: tuple[Stored, ...]) -> AgentRef:
-        """Where the run's code is, once per digest."""
-        if row.digest not in self._agents:
+        """The run's code as the log knows it: of a launch, as its client has loaded it. Read once per version."""
+        key = row.agent, row.digest
+        if key not in self._agents:
             first = (events or await self._log.read(row.run_id, 0, 1))[0].event
             if not isinstance(first, RunCreated):
                 raise CorruptLog(f"the log of run {row.run_id} does not begin with run_created")
-            self._agents[row.digest] = first.agent
-        return self._agents[row.digest]
+            self._agents[key] = first.agent.model_copy(update={"digest": row.digest})
+        return self._agents[key]
 
     async def _died(self, run_id: str, death: MemberDied) -> None:
         charged = death.companions == 1 and death.reason != "node_lost"

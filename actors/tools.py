@@ -13,6 +13,7 @@ The arguments' schema comes from the signature through pydantic. Imports no Ray.
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import json
 from collections.abc import Awaitable, Callable
@@ -23,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, PydanticUserError, create
 from pydantic_core import to_json
 
 from ..store.errors import UsageError
-from ..store.events import Decision, Effect
+from ..store.events import Decision, Effect, canonical
 
 Handler = Callable[..., Any]
 _H = TypeVar("_H", bound=Handler)
@@ -159,6 +160,15 @@ class Tool:
         self.probe = probe
         self.options = ToolOptions(**{**vars(self.options), "has_probe": True})
         return probe
+
+    @property
+    def facts(self) -> dict[str, JsonValue]:
+        """A digest of its schema, its effect class and its timeout in seconds."""
+        return {"schema": self._schema_digest, "effect": self.options.effect, "timeout_s": self.options.timeout_s}
+
+    @functools.cached_property
+    def _schema_digest(self) -> str:
+        return hashlib.sha256(canonical(self.schema).encode()).hexdigest()[:16]
 
     def bind(self, handler: Handler, context: ToolContext, arguments: str) -> Callable[[], Any]:
         """The handler (or probe) with validated arguments. Raises pydantic.ValidationError."""

@@ -69,7 +69,7 @@ def asked_again(calls: Iterable[Call], agent: Agent) -> list[Event]:
         if isinstance(fit, str):
             refusals.append(_invalid(call.tool_call_id, call.attempt, fit))
         else:
-            questions.append(question(call.request, call.arguments, fit, "the run was resumed: asked again"))
+            questions.append(question(call.effective, call.arguments, fit, "the run was resumed: asked again"))
     return [*questions, *refusals]
 
 
@@ -88,12 +88,20 @@ def fitting(name: str, arguments: str, agent: Agent) -> Tool | str:
     if tool is None:
         known = ", ".join(sorted(tool.name for tool in agent.tools)) or "none"
         return plain_error("UnknownTool", f"there is no tool {name!r}; available: {known}")
+    problem = unfit(tool, arguments)
+    return plain_error("InvalidArguments", problem) if problem else tool
+
+
+def unfit(tool: Tool, arguments: str) -> str:
+    """What is wrong with the arguments of a call of this tool; empty where they fit."""
     try:
         tool.arguments.model_validate_json(arguments)
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}" for e in error.errors()]
-        return plain_error("InvalidArguments", "; ".join(problems))
-    return tool
+        return "; ".join(problems)
+    except Exception as error:  # noqa: BLE001 - a validator of the user's may raise anything
+        return f"checking them raised {type(error).__name__}: {error}"
+    return ""
 
 
 def _invalid(call_id: str, attempt: int, problem: str) -> ToolResult:

@@ -230,7 +230,7 @@ def _raised(call: CallRow | None, raised: Raised, event: CodeChanged, now: float
     marked from here on: by a task that nobody knows, so that only its deadline proves it over."""
     if call is None or call.result_seq is not None:
         raise IllegalTransition("closed", event.type, "a call that is raised is not open")
-    if STRICTNESS.index(raised.effect) <= STRICTNESS.index(call.effect):  # type: ignore[arg-type]  # it is one of them
+    if STRICTNESS.index(raised.effect) <= STRICTNESS.index(call.effect):
         raise IllegalTransition(call.effect, event.type, f"call {call.tool_call_id} is of that class or a stricter one")
     call = replace(call, effect=raised.effect)
     if raised.effect != "non_idempotent" or not call.attempt:

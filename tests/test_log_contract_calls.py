@@ -185,16 +185,16 @@ async def test_a_probes_answer_is_refused_after_a_cancel_or_an_end(log: EventLog
 # -- code that has changed ------------------------------------------------------------------------------------
 
 
-def changes(expected_seq: int, *, epoch: int = 1, **raised: Effect) -> Append:
+def changes(expected_seq: int, raised: dict[str, Effect] | None = None, epoch: int = 1) -> Append:
     """The owner's note that its code has changed, and which calls are of a stricter class by it."""
-    stricter = {call_id: Raised(effect=effect, hold_s=65.0) for call_id, effect in raised.items()}
+    stricter = {call_id: Raised(effect=effect, hold_s=65.0) for call_id, effect in (raised or {}).items()}
     return Append(RUN, epoch, expected_seq, (CodeChanged(was="d1", digest="d2", tools={}, raised=stricter),))
 
 
 async def raises(log: EventLog, **raised: Effect) -> Accepted:
     row = await log.run(RUN)
     assert row
-    return await accept(log, changes(row.seq, **raised))
+    return await accept(log, changes(row.seq, raised))
 
 
 async def test_the_owners_new_code_is_in_the_runs_row_and_changes_no_call(log: EventLog) -> None:
@@ -258,11 +258,11 @@ async def test_a_call_without_an_attempt_is_raised_and_has_begun_by_nothing(log:
 @pytest.mark.parametrize("effect", ["read_only", "idempotent_write"])
 async def test_a_class_is_never_lowered(log: EventLog, effect: Effect) -> None:
     row = await with_calls(log, request("c1", "idempotent_write"))
-    assert (await refuse(log, changes(row.seq, c1=effect))).reason == "illegal"
+    assert (await refuse(log, changes(row.seq, {"c1": effect}))).reason == "illegal"
 
 
 async def test_only_open_calls_are_raised(log: EventLog) -> None:
     await with_calls(log, request("c1", "read_only"), request("c2"))
     row = (await accept(log, Result(RUN, result()))).row
-    assert (await refuse(log, changes(row.seq, c1="non_idempotent"))).reason == "illegal"
-    assert (await refuse(log, changes(row.seq, c3="non_idempotent"))).reason == "illegal"
+    assert (await refuse(log, changes(row.seq, {"c1": "non_idempotent"}))).reason == "illegal"
+    assert (await refuse(log, changes(row.seq, {"c3": "non_idempotent"}))).reason == "illegal"
