@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from perdure.actors.loading import folder_digest, load_agent, loaded
+from perdure.actors import loading
+from perdure.actors.loading import FRESH_S, CurrentCode, current, folder_digest, load_agent, loaded
 from perdure.store.errors import UsageError
+from perdure.store.events import AgentRef
 
 GOOD = """
 from perdure.actors.agent import Agent
@@ -124,3 +129,82 @@ def test_two_files_of_one_name_are_two_modules() -> None:
     write("two/agents.py", GOOD.replace('"a"', '"second"'))
     assert load_agent("one/agents.py:agent").agent.name == "a"
     assert load_agent("two/agents.py:agent").agent.name == "second"
+
+
+# -- code as it is now ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reference", ["shop/agents.py:agent", "shop.agents:agent", "shop:agent", "alone:agent"])
+def test_the_current_code_of_an_agent_is_what_loading_it_would_find_and_imports_nothing(reference: str) -> None:
+    write("shop/__init__.py", GOOD)
+    write("shop/agents.py", GOOD)
+    write("alone.py", GOOD)
+    ref = load_agent(reference).ref
+    assert current(ref) == ref
+    write("shop/beside.py" if reference.startswith("shop") else "beside.py", "raise SystemExit('imported')")
+    known = set(sys.modules)
+    now = current(ref)
+    assert now.digest != ref.digest and now == ref.model_copy(update={"digest": now.digest})
+    assert load_agent(reference).ref == now
+    assert set(sys.modules) == known
+
+
+def test_an_agent_whose_folder_is_elsewhere_is_taken_as_it_was(tmp_path: Path) -> None:
+    ref = AgentRef(ref="/on/another/machine.py:agent", digest="d", root="/on/another")
+    assert current(ref) is ref
+    module = AgentRef(ref="not.here:agent", digest="d", root=str(tmp_path))
+    assert current(module) is module
+
+
+def test_an_agent_whose_file_is_gone_is_other_code() -> None:
+    write("shop/agents.py", GOOD)
+    write("shop/beside.py", "")
+    ref = load_agent("shop/agents.py:agent").ref
+    Path("shop/agents.py").unlink()
+    assert current(ref).digest != ref.digest
+
+
+class Looks:
+    """Counts how often a folder is looked at, on a clock that is moved by hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count, self.now = 0, 0.0
+        self.code = CurrentCode(lambda: self.now)
+        monkeypatch.setattr(loading, "current", self._look)
+
+    def _look(self, agent: AgentRef) -> AgentRef:
+        self.count += 1
+        return current(agent)
+
+
+async def test_many_runs_that_are_claimed_together_look_at_their_agents_folder_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write("shop/agents.py", GOOD)
+    ref, other = load_agent("shop/agents.py:agent").ref, load_agent("shop/agents.py:other").ref
+    looks = Looks(monkeypatch)
+    assert set(await asyncio.gather(*(looks.code.of(ref) for _ in range(100)))) == {ref}
+    write("shop/agents.py", GOOD + "x = 1")
+    looks.now += FRESH_S / 2
+    assert await looks.code.of(ref) == ref
+    assert looks.count == 1
+    looks.now += FRESH_S
+    now = await looks.code.of(ref)
+    assert now == load_agent("shop/agents.py:agent").ref != ref
+    assert (await looks.code.of(other)).ref == other.ref, "each agent for itself"
+    assert looks.count == 3
+
+
+async def test_code_that_cannot_be_read_is_taken_for_unchanged_and_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write("shop/agents.py", GOOD)
+    ref = load_agent("shop/agents.py:agent").ref
+    os.symlink("nowhere.py", "shop/broken.py")
+    looks = Looks(monkeypatch)
+    assert await looks.code.of(ref) == ref
+    assert "is taken for unchanged" in caplog.text
+    os.unlink("shop/broken.py")
+    shutil.copy("shop/agents.py", "shop/more.py")
+    looks.now += FRESH_S
+    assert (await looks.code.of(ref)).digest != ref.digest
