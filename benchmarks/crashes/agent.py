@@ -3,9 +3,10 @@
 Input: {"turns": [[{"name": TOOL, "arguments": {"at": AT}}, ...], ...]}, one inner list a turn, then a final text. The
 run's metadata names the folder (`dir`) of its ledger and the turn (`hold`, -1 for none) in which the model waits.
 
-AT is "" for a call that just acts, else where its first attempt waits: `bound` in a worker, before leave to begin is
-asked for; `begun` in the handler, before the effect; `acted` behind it. Everybody waits once, until there is a file
-`go-PLACE` in the folder. A tool comes twice, as `put` and, for a person to approve, as `ask_put`.
+AT is "" for a call that just acts, `slow@S` for one that takes S seconds, else where its first attempt waits: `bound`
+in a worker, before leave to begin is asked for; `begun` in the handler, before the effect; `acted` behind it. Everybody
+waits once, until there is a file `go-PLACE` in the folder. A tool comes twice, as `put` and, for a person to approve,
+as `ask_put`.
 """
 
 from __future__ import annotations
@@ -72,12 +73,16 @@ At = Annotated[str, AfterValidator(arrive)]
 
 
 def carry_out(ctx: ToolContext, at: str) -> str:
-    folder, place = Path(str(ctx.metadata["dir"])), at.partition("@")[0]
+    folder = Path(str(ctx.metadata["dir"]))
+    place, _, seconds = at.partition("@")
+    half_s = float(seconds) / 2 if place == "slow" else 0.0
     fields = {"call": ctx.tool_call_id, "attempt": ctx.attempt, "key": ctx.idempotency_key}
     write(folder, "handler", **fields)
     if place == "begun":
         wait(folder, place)
+    time.sleep(half_s)
     write(folder, "effect", **fields)
+    time.sleep(half_s)
     if place == "acted":
         wait(folder, place)
     return f"done in attempt {ctx.attempt}"

@@ -98,13 +98,15 @@ class Case:
         """Event ids that were in the log when the process was killed."""
 
     def request(self) -> Request:
-        plan = self.plan
+        plan, chance = self.plan, random.Random(self.run_id)
         turns: list[JsonValue] = []
         for number, names in enumerate(plan.turns):
             calls: list[JsonValue] = []
             for position, name in enumerate(names):
                 here = (number, position) == (plan.turn, plan.position) and plan.point in HOLDS
                 at = f"{HOLDS[plan.point]}@{self.folder}" if here else ""
+                if plan.point == "in an append":
+                    at = f"slow@{chance.uniform(0, 0.1):.3f}"
                 calls.append({"name": name, "arguments": {"at": at}})
             turns.append(calls)
         metadata: dict[str, JsonValue] = {"dir": str(self.folder), "hold": plan.hold}
@@ -134,6 +136,10 @@ class Case:
         line = self.waits()
         assert line
         return int(line["pid"])
+
+    def go_everywhere(self) -> None:
+        for place in ("model", "bound", "begun", "acted"):
+            self.go(place)
 
     def acts(self, call_id: str) -> int:
         return sum(line["call"] == call_id for line in self.lines("effect"))

@@ -25,6 +25,8 @@ T = TypeVar("T")
 AGENT: Final = f"{Path(__file__).resolve().with_name('agent.py')}:agent"
 PATIENCE_S: Final = 90.0
 POLL_S: Final = 0.001
+TRIES: Final = 5_000
+"""How often a process is stopped to meet it inside of a transaction."""
 OTHERS_LOCK_S: Final = 0.05
 """A write lock that is held for longer than this by somebody is held by the process that is stopped."""
 
@@ -137,7 +139,7 @@ class Stage:
 
     async def stop_in_a_write(self, pid: int, pause_s: Callable[[], float]) -> bool:
         """Stop a process inside of a write transaction. False when it was not met in one."""
-        for _ in range(400):
+        for _ in range(TRIES):
             self.stop(pid)
             if await self._holds():
                 return True

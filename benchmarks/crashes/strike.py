@@ -11,6 +11,7 @@ import psutil
 from perdure.benchmarks.processes import TITLES
 from perdure.client import decisions
 from perdure.store.events import Stored, ToolCallRequested, ToolCallRetried, ToolCallStarted, ToolResult
+from perdure.store.states import Status
 
 from .case import Case, Plan
 from .stage import Stage, until
@@ -86,7 +87,8 @@ async def recorded(stage: Stage, cases: Sequence[Case]) -> None:
 async def decided(stage: Stage, cases: Sequence[Case]) -> None:
     """Who is to act on a decision is stopped, the decision is made, and he is killed."""
     for case in cases:
-        await stage.runtime.outcome(case.run_id)
+        outcome = await stage.runtime.outcome(case.run_id)
+        assert outcome.status == Status.AWAITING_APPROVAL, f"{case.plan}: instead of asking it ended: {outcome}"
     victim = cases[0].plan.victim
     process = await stage.working(victim)
     await stage.stop_between_writes(process.pid)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
-from .case import Plan, draw
+from .case import Case, Plan, draw
 from .report import Report
 from .stage import Stage
 from .strike import Missed, play
 from .table import VICTIMS, Class, Point
 
-TRIES: int = 5
+TRIES: Final = 5
 
 
 def waves(classes: Sequence[Class], points: Iterable[Point], seeds: Sequence[int], side: int) -> Iterator[list[Plan]]:
@@ -32,16 +33,28 @@ async def sweep(
 ) -> None:
     """Play every wave and note what came out; one that was missed is played again."""
     for wave in waves(classes, points, seeds, side):
-        for _ in range(TRIES):
-            try:
-                cases = await play(stage, wave)
-                break
-            except Missed as missed:
-                report.missed += 1
-                print(f"missed: {missed}", file=sys.stderr)
-        else:
-            report.breaches.append(f"missed {TRIES} times: {wave[0]}")
-            continue
+        await strike_and_note(stage, report, wave)
+
+
+async def strike_and_note(stage: Stage, report: Report, wave: Sequence[Plan]) -> None:
+    """Play one wave and note what came out of each run."""
+    try:
+        cases = await _struck(stage, report, wave)
         for case in cases:
             report.note(case.plan, await case.outcome(), case.duplicates())
+    except AssertionError as error:
+        report.breaches.append(f"{wave[0]} and {len(wave) - 1} more: {error}")
+        print(f"breach: {report.breaches[-1]}", file=sys.stderr)
+    else:
         print(f"{wave[0].point}, {wave[0].victim}: {len(wave)} struck", file=sys.stderr)
+
+
+async def _struck(stage: Stage, report: Report, wave: Sequence[Plan]) -> list[Case]:
+    """Play a wave until it was struck. Raises AssertionError when it never is, or does not come out."""
+    for _ in range(TRIES):
+        try:
+            return await play(stage, wave)
+        except Missed as missed:
+            report.missed += 1
+            print(f"missed: {missed}", file=sys.stderr)
+    raise AssertionError(f"missed {TRIES} times")
