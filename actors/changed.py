@@ -41,10 +41,11 @@ def code_change(state: State, agent: Agent, digest: str) -> CodeChanged:
 
 
 def _longest_s(state: State, tool: Tool) -> float:
-    """The longest timeout of a tool, over all the versions of the code that the run has had."""
+    """The longest timeout of a tool over the versions of the code that the run has had; the new one if nothing is known
+    of them."""
     known: list[Any] = [state.created.config.get("tools"), *(change.tools for change in state.changes)]
     facts = [tools[tool.name] for tools in known if isinstance(tools, dict) and tool.name in tools]
-    return max([tool.options.timeout_s, *(cast(dict[str, float], fact)["timeout_s"] for fact in facts)])
+    return max((cast(dict[str, float], fact)["timeout_s"] for fact in facts), default=tool.options.timeout_s)
 
 
 def asked_anew(calls: Iterable[Call], agent: Agent) -> list[ApprovalRequested]:

@@ -80,7 +80,7 @@ def test_an_attempt_may_act_for_the_longest_timeout_that_its_tool_has_ever_had()
     config = {"tools": {"pay": {"schema": "s", "effect": "idempotent_write", "timeout_s": 10.0}}}
     between = CodeChanged(was="d", digest="c", tools={"pay": {"timeout_s": 100.0}, "other": {"timeout_s": 999.0}})
     agent = agent_of(tool_of("non_idempotent", timeout_s=20.0))
-    assert code_change(state_of(config=config), agent, "e").raised[CALL].hold_s == 25.0
+    assert code_change(state_of(config=config), agent, "e").raised[CALL].hold_s == 15.0
     assert code_change(state_of(between, config=config), agent, "e").raised[CALL].hold_s == 105.0
     assert code_change(state_of(), agent, "e").raised[CALL].hold_s == 25.0, "an old log says nothing of tools"
 
