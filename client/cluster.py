@@ -34,8 +34,13 @@ CLUSTER_ENV = {
     "RAY_health_check_failure_threshold": "3",
     "RAY_timeout_ms_task_wait_for_death_info": "100",
     "RAY_core_worker_internal_heartbeat_ms": "100",
+    "RAY_kill_idle_workers_interval_ms": "60000",
 }
-"""Environment of the clusters that we start, where the user has not set it."""
+"""Environment of the clusters that we start, where the user has not set it.
+
+Idle workers are ended once a minute, not at once: under `perdure up`, whose own job is over, that would be every tool
+worker after every call, and the next call would wait for the start of another.
+"""
 OBJECT_STORE_BYTES = 100 * 2**20
 REACH_S = 5.0
 """How long a cluster's address may take to accept a connection."""
