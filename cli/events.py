@@ -11,6 +11,7 @@ from ..store.events import (
     ApprovalRequested,
     AssistantMessage,
     CancelRequested,
+    CodeChanged,
     Event,
     RunCancelled,
     RunClaimed,
@@ -53,6 +54,9 @@ def describe(event: Event) -> str:
             return f"{event.agent.ref}: {line(event.input)}"
         case RunClaimed():
             return f"epoch {event.epoch}, {event.reason}" + (", charged" if event.charged else "")
+        case CodeChanged():
+            raised = "".join(f", {call_id} is {one.effect} now" for call_id, one in event.raised.items())
+            return f"{event.was} -> {event.digest}{raised}"
         case TurnStarted():
             return f"turn {event.turn_index}"
         case AssistantMessage():

@@ -9,6 +9,7 @@ from ..store.events import (
     ApprovalDecided,
     ApprovalExpired,
     ApprovalRequested,
+    CodeChanged,
     Event,
     Stored,
     ToolCallRequested,
@@ -94,14 +95,15 @@ def _note_attempt(receipt: Receipt, stored: Stored) -> None:
             told = {"at": stored.at, "why": event.why, "content": event.content, "is_error": event.is_error}
             _of(attempts, event.attempt)["evidence"].append(told)
         case ToolResult():
-            _note_result(receipt, event, stored.at)
+            _note_result(receipt, event, stored.at, stored.epoch)
 
 
-def _note_result(receipt: Receipt, event: ToolResult, at: float) -> None:
+def _note_result(receipt: Receipt, event: ToolResult, at: float, epoch: int) -> None:
     told = {"attempt": event.attempt, "at": at, "source": event.source, "content": event.content}
     receipt["result"] = told | {"is_error": event.is_error, "took_s": event.took_s}
     if event.source in _NEVER_BEGAN:
-        receipt["attempts"] = []
+        if all(attempt["epoch"] == epoch for attempt in receipt["attempts"]):  # a later owner knows less
+            receipt["attempts"] = []
     elif event.source in _REPORTED:
         attempt = _of(receipt["attempts"], event.attempt)
         attempt |= {"ended_at": at, "took_s": event.took_s}
@@ -135,6 +137,8 @@ def standing(call: CallRow) -> str:
         return "closed"
     if call.unsettled:
         return f"attempt {call.attempt}: it is unknown whether it took effect, a person is asked"
+    if call.started and not call.pid:
+        return f"attempt {call.attempt}, it may have run before its tool was declared {call.effect}"
     if call.started:
         return f"attempt {call.attempt}, started {clock(call.started_at)} by process {call.pid}"
     return {
@@ -156,6 +160,9 @@ def receipts_lines(stored: Sequence[Stored], calls: Sequence[CallRow]) -> list[s
         head = f"{line(call.tool_call_id)}  {line(call.name)}  turn {call.turn_index}, {call.effect}"
         texts[call.tool_call_id] = ["", head]
     for one in stored:
+        if isinstance(one.event, CodeChanged):
+            for call_id, raised in one.event.raised.items():
+                texts[call_id].append(f"    {'raised':<12}{clock(one.at)}  its tool is {raised.effect} now")
         told = texts.get(getattr(one.event, "tool_call_id", None) or "")
         if told is not None and (entry := _entry(one.event, one.epoch)):
             told.append(f"    {entry[0]:<12}{clock(one.at)}  {entry[1]}".rstrip())
