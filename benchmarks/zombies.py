@@ -15,15 +15,18 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
+from typing import Any, Final
 
-from perdure.benchmarks.crashes.freeze import SCENES, Scene
+from perdure.benchmarks.crashes.freeze import SCENES
 from perdure.benchmarks.crashes.stage import Stage, runtime_for
 from perdure.benchmarks.crashes.table import Victim
+from perdure.benchmarks.crashes.takeover import takeover
 from perdure.benchmarks.crashes.thaw import thawed
 
-VICTIMS: tuple[Victim, ...] = ("actor", "tool", "journal", "supervisor")
+VICTIMS: Final[tuple[Victim, ...]] = ("actor", "tool", "journal", "supervisor")
+TAKEOVER: Final = "supervisor, another Runtime takes over: gives up"
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -36,23 +39,34 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-async def run(chosen: argparse.Namespace, folder: Path) -> dict[Scene, list[str]]:
+async def run(chosen: argparse.Namespace, folder: Path) -> dict[str, list[str]]:
     """What was wrong with each scene, by seed; empty where nothing was."""
     wanted = chosen.victim or VICTIMS
-    found: dict[Scene, list[str]] = {}
+    found: dict[str, list[str]] = {}
+    seeds = range(chosen.first, chosen.first + chosen.seeds)
     async with runtime_for(folder) as runtime:
         stage = Stage(runtime, folder)
         for scene in [scene for scene in SCENES if scene.victim in wanted and chosen.phase in scene.phase]:
-            for seed in range(chosen.first, chosen.first + chosen.seeds):
-                try:
-                    await thawed(stage, scene, seed)
-                except AssertionError as error:
-                    found.setdefault(scene, []).append(f"seed {seed}: {error}")
-                else:
-                    found.setdefault(scene, []).append("")
-                print(f"{scene.name}, seed {seed}: {found[scene][-1] or 'well'}", file=sys.stderr)
+            for seed in seeds:
+                await tried(found, f"{scene.name}: {scene.fate}", seed, thawed(stage, scene, seed))
         stage.close()
+    if "supervisor" in wanted and chosen.phase in TAKEOVER:
+        for seed in seeds:
+            own = folder / f"takeover-{seed}"
+            own.mkdir()
+            await tried(found, TAKEOVER, seed, takeover(own, seed))
     return found
+
+
+async def tried(found: dict[str, list[str]], name: str, seed: int, play: Coroutine[Any, Any, object]) -> None:
+    """Play a scene and note what was wrong."""
+    try:
+        await play
+    except AssertionError as error:
+        found.setdefault(name, []).append(f"seed {seed}: {error}")
+    else:
+        found.setdefault(name, []).append("")
+    print(f"{name}, seed {seed}: {found[name][-1] or 'well'}", file=sys.stderr)
 
 
 def main() -> int:
@@ -60,13 +74,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="zombies-") as folder:
         found = asyncio.run(run(chosen, Path(folder)))
     wrong = 0
-    for scene, seeds in found.items():
+    for name, seeds in found.items():
         bad = [text for text in seeds if text]
         wrong += len(bad)
         if chosen.json:
-            print(json.dumps({"scene": scene.name, "fate": scene.fate, "tried": len(seeds), "wrong": bad}))
+            print(json.dumps({"scene": name, "tried": len(seeds), "wrong": bad}))
         else:
-            print(f"{len(seeds) - len(bad):>3} of {len(seeds):<3} {scene.name}: {scene.fate}", *bad, sep="\n      ")
+            print(f"{len(seeds) - len(bad):>3} of {len(seeds):<3} {name}", *bad, sep="\n      ")
     print(f"{sum(map(len, found.values()))} freezes, {wrong} breaches, {time.monotonic() - began:.0f} s")
     return 1 if wrong else 0
 

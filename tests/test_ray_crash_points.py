@@ -17,7 +17,7 @@ from perdure.benchmarks.crashes.stage import Stage, runtime_for
 from perdure.benchmarks.crashes.sweep import strike_and_note
 from perdure.benchmarks.crashes.table import CLASSES, EXPECTED, POINTS, VICTIMS, Outcome, Point, Victim
 
-pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.ray
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -29,11 +29,11 @@ async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage
         stage.close()
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("point", "victim"),
     [
         ("before intent", "actor"),
-        ("intent durable", "tool"),
         ("intent durable", "journal"),
         ("start mark written", "journal"),
         ("result on its way", "journal"),

@@ -16,7 +16,7 @@ from perdure.benchmarks.crashes.stage import Stage, runtime_for
 from perdure.benchmarks.crashes.thaw import stale, thawed
 from perdure.store.events import RunClaimed, Stored, TurnStarted
 
-pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.ray
 CHOSEN = (
     "actor, during a tool, thawed before it is killed",
     "actor, during an append",
@@ -34,6 +34,7 @@ async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage
         stage.close()
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("scene", [scene for scene in SCENES if scene.name in CHOSEN], ids=lambda scene: scene.name)
 async def test_who_was_frozen_and_thaws_does_nothing_twice(stage: Stage, scene: Scene) -> None:
     case = await thawed(stage, scene, 0)

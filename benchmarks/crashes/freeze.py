@@ -97,7 +97,7 @@ async def actor_thawed_early(stage: Stage, case: Case, chance: random.Random) ->
     await claims(stage, case, 2)
     stage.stop(supervisor)
     stage.thaw(pid)
-    await asyncio.sleep(2 + chance.uniform(0, 0.5))
+    await asyncio.sleep(1 + chance.uniform(0, 0.5))
     stage.thaw(supervisor)
     return pid
 
