@@ -72,11 +72,17 @@ def loaded(ref: str, digest: str) -> LoadedAgent:
 
 def current(agent: AgentRef) -> AgentRef:
     """The same agent with the digest of its code as it is on this machine now; nothing is imported. Unchanged where
-    its folder is not here. Raises UsageError or OSError for a folder that cannot be read."""
-    folder = _folder(agent)
-    if not folder.is_dir():
+    its folder is not here, or the reference names none. Raises UsageError or OSError for one that cannot be read."""
+    folder = _folder(agent) if _names_folder(agent) else None
+    if folder is None or not folder.is_dir():
         return agent
     return agent.model_copy(update={"digest": folder_digest(folder)})
+
+
+def _names_folder(agent: AgentRef) -> bool:
+    """Whether a reference says where its code is in the same way for every process: what `load_agent` makes does."""
+    place = agent.ref.rpartition(":")[0]
+    return os.path.isabs(place if place.endswith(".py") else agent.root)
 
 
 def _folder(agent: AgentRef) -> Path:
@@ -97,6 +103,8 @@ class CurrentCode:
 
     async def of(self, agent: AgentRef) -> AgentRef:
         """The agent's code as it is now; as it was where its folder cannot be read."""
+        if not _names_folder(agent):
+            return agent
         at, look = self._looks.get(agent, (-FRESH_S, None))
         if look is None or self._clock() - at >= FRESH_S:
             look = asyncio.create_task(asyncio.to_thread(current, agent))

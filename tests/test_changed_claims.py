@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from perdure.store.events import AgentRef, CodeChanged
 from perdure.store.log import Append, Create, EventLog
 from perdure.store.memory import MemoryLog
 
-from .fakes import ManualClock, accepted, created, settle_down, until
+from .fakes import ManualClock, accepted, created, held, settle_down, until
 from .watch_kit import HeldMember, HeldPool, Watch, lease_of
 
 
@@ -25,10 +26,13 @@ class Pool(HeldPool):
     def __init__(self) -> None:
         super().__init__()
         self.taken: list[AgentRef] = []
+        self.new = asyncio.Queue[HeldMember]()
 
     async def take(self, run_id: str, *about: Any) -> HeldMember:
         self.taken.append(about[0])
-        return await super().take(run_id)
+        member = await super().take(run_id)
+        self.new.put_nowait(member)
+        return member
 
 
 class Case:
@@ -48,11 +52,12 @@ class Case:
         self.clock.now += 10
         return AgentRef(ref=f"{self.file}:agent", digest=folder_digest(self.file.parent), root=str(self.file.parent))
 
-    async def started(self, epoch: int, run_id: str = "run") -> Start:
-        await until(lambda: self.watch.epoch(run_id) == epoch)
-        start = self.pool.members[run_id].start
-        assert start
-        return start
+    async def started(self, epoch: int) -> Start:
+        """What the actor that is taken next is told."""
+        member: HeldMember = await held(self.pool.new.get())
+        await until(lambda: member.start is not None)
+        assert member.start and member.start.epoch == epoch
+        return member.start
 
 
 @pytest.fixture

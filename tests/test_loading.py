@@ -154,6 +154,9 @@ def test_an_agent_whose_folder_is_elsewhere_is_taken_as_it_was(tmp_path: Path) -
     assert current(ref) is ref
     module = AgentRef(ref="not.here:agent", digest="d", root=str(tmp_path))
     assert current(module) is module
+    write("shop/agents.py", GOOD)
+    for vague in (AgentRef(ref="shop/agents.py:agent", digest="d"), AgentRef(ref="shop.agents:agent", digest="d")):
+        assert current(vague) is vague, "it may mean another file elsewhere"
 
 
 def test_an_agent_whose_file_is_gone_is_other_code() -> None:
