@@ -20,7 +20,7 @@ pytestmark = pytest.mark.ray
 CHOSEN = (
     "actor, during a tool, thawed before it is killed",
     "actor, during an append",
-    "tool, during a tool, the journal dies",
+    "tool, in a child",
     "journal, during an append",
 )
 

@@ -4,16 +4,18 @@ Input: {"turns": [[{"name": TOOL, "arguments": {"at": AT}}, ...], ...]}, one inn
 run's metadata names the folder (`dir`) of its ledger and the turn (`hold`, -1 for none) in which the model waits.
 
 AT is "" for a call that just acts, `slow@S` for one that takes S seconds, else where its first attempt waits: `bound`
-in a worker, before leave to begin is asked for; `begun` in the handler, before the effect; `acted` behind it. Everybody
-waits once, until there is a file `go-PLACE` in the folder. A tool comes twice, as `put` and, for a person to approve,
-as `ask_put`.
+in a worker, before leave to begin is asked for; `begun` in the handler, before the effect; `acted` behind it; `forked`
+in a child of the handler, in a session of its own, before the effect, which is the child's. Everybody waits once, until
+there is a file `go-PLACE` in the folder. A tool comes twice, as `put` and, for a person to approve, as `ask_put`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -80,12 +82,31 @@ def carry_out(ctx: ToolContext, at: str) -> str:
     write(folder, "handler", **fields)
     if place == "begun":
         wait(folder, place)
+    if place == "forked":
+        in_a_child(folder, fields)
+        return "done by a child"
     time.sleep(half_s)
     write(folder, "effect", **fields)
     time.sleep(half_s)
     if place == "acted":
         wait(folder, place)
     return f"done in attempt {ctx.attempt}"
+
+
+def in_a_child(folder: Path, fields: dict[str, Any]) -> None:
+    """Have a child do the effect, which lives on when its parent is killed; wait for it. Without the sockets of its
+    parent, by which Ray would hold that for alive."""
+    if child := os.fork():
+        os.waitpid(child, 0)
+        return
+    os.setsid()
+    for file in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(file).st_mode):
+                os.close(file)
+    wait(folder, "forked")
+    write(folder, "effect", **fields)
+    os._exit(0)
 
 
 def read(ctx: ToolContext, at: At) -> str:

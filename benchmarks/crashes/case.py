@@ -52,6 +52,12 @@ class Plan:
     position: int
     delay_s: float
     """Between coming to the point and the kill."""
+    place: str = ""
+    """Where the tool waits, if not where its point says."""
+
+    @property
+    def waits_at(self) -> str:
+        return self.place or HOLDS.get(self.point, "model")
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -104,7 +110,7 @@ class Case:
             calls: list[JsonValue] = []
             for position, name in enumerate(names):
                 here = (number, position) == (plan.turn, plan.position) and plan.point in HOLDS
-                at = f"{HOLDS[plan.point]}@{self.folder}" if here else ""
+                at = f"{plan.waits_at}@{self.folder}" if here else ""
                 if plan.point == "in an append":
                     at = f"slow@{chance.uniform(0, 0.1):.3f}"
                 calls.append({"name": name, "arguments": {"at": at}})
@@ -121,8 +127,7 @@ class Case:
 
     def waits(self) -> dict[str, Any] | None:
         """The line of whoever waits to be killed."""
-        place = HOLDS.get(self.plan.point, "model")
-        return next(iter(self.lines(place)), None)
+        return next(iter(self.lines(self.plan.waits_at)), None)
 
     def owner(self) -> int:
         """The process of the actor that was last seen with this run."""
@@ -138,7 +143,7 @@ class Case:
         return int(line["pid"])
 
     def go_everywhere(self) -> None:
-        for place in ("model", "bound", "begun", "acted"):
+        for place in ("model", "bound", "begun", "forked", "acted"):
             self.go(place)
 
     def acts(self, call_id: str) -> int:

@@ -37,13 +37,14 @@ class Scene:
     play: Callable[[Stage, Case, random.Random], Awaitable[int]]
     effects: str = "1"
     attempts: str = "1"
+    place: str = ""
 
     @property
     def name(self) -> str:
         return f"{self.victim}, {self.phase}"
 
     def plan(self, seed: int) -> Plan:
-        return Plan(PROBED, self.point, seed, self.victim, self.turns, 0, 0, 0.0)
+        return Plan(PROBED, self.point, seed, self.victim, self.turns, 0, 0, 0.0, self.place)
 
 
 async def pause(stage: Stage) -> None:
@@ -156,6 +157,18 @@ async def tool_superseded(stage: Stage, case: Case, chance: random.Random) -> in
     return pid
 
 
+async def tool_outlived_by_a_child(stage: Stage, case: Case, chance: random.Random) -> int:
+    """A child of the handler is frozen, and the worker is killed: the child still could act, and no cluster knows."""
+    await in_place(case)
+    stage.stop(pid := case.waiting_pid())
+    stage.kill("tool", int(case.lines("handler")[0]["pid"]))
+    await asyncio.sleep(chance.uniform(0, 0.2))
+    case.go_everywhere()
+    await pause(stage)
+    stage.thaw(pid)
+    return pid
+
+
 async def tool_at_a_decision(stage: Stage, case: Case, chance: random.Random) -> int:
     """Frozen while another call of its turn is decided about, which goes on without it."""
     await in_place(case)
@@ -253,6 +266,7 @@ SCENES: tuple[Scene, ...] = (
     Scene("tool", "during a tool", "goes on", _TOOL, _SENDS, tool),
     Scene("tool", "before its mark, the journal dies", "killed", _BOUND, _SENDS, tool_superseded, attempts="2"),
     Scene("tool", "during a tool, the journal dies", "killed", _TOOL, _SENDS, tool_superseded, attempts="1-2"),
+    Scene("tool", "in a child", "killed", _TOOL, _SENDS, tool_outlived_by_a_child, attempts="2", place="forked"),
     Scene("tool", "at a decision", "goes on", _TOOL, _BOTH, tool_at_a_decision),
     Scene("tool", "during an append", "goes on", _BOUND, _SENDS, tool_in_an_append),
     Scene("journal", "during a model call", "killed", _MODEL, _SENDS, lease_holder),
