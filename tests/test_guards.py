@@ -136,6 +136,8 @@ def test_a_looping_call_takes_no_place_and_is_told_so_even_if_it_does_not_fit() 
     calls = [Wanted("look", '{"a":2,"b":1}', fits=False), Wanted("poke", "{}")]
     first, second = judge_calls(Limits(max_tool_calls=1), Standing(turn_count=2), past, calls)
     assert isinstance(first, Refused) and first.source == "loop" and second is None
+    calls[0] = calls[0]._replace(fits=True)
+    assert judge_calls(Limits(max_tool_calls=1), Standing(turn_count=2), past, calls) == (first, None)
     assert judge_calls(Limits(max_repeats=None), Standing(turn_count=2), past, calls) == (None, None)
 
 

@@ -9,7 +9,7 @@ from itertools import count, cycle, islice
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from perdure.actors.loops import PERIOD_MAX, Made, call_hash, explanation, looping, outcome_of, went_on, window
+from perdure.actors.loops import PERIOD_MAX, Loop, Made, call_hash, explanation, looping, outcome_of, went_on, window
 
 World = Callable[[str, int], str]
 """What a call of a tool says the nth time that anything is executed."""
@@ -106,6 +106,19 @@ def test_the_explanation_names_the_calls_and_says_what_to_do() -> None:
     loop = looping(past, ["look"], 3)
     assert loop is not None and loop.cycle == ("look", "poke")
     assert "look, poke" in (text := explanation(loop, 3)) and "2 times in a row" in text and "ends the run" in text
+
+
+def made(names: str, warned: str = "") -> list[Made]:
+    seen = [Made(n, name, name, "same") for n, name in enumerate(names)]
+    return seen + [Made(len(seen), name, name, "loop", intercepted=True) for name in warned]
+
+
+def test_the_shortest_of_several_cycles_is_named() -> None:
+    assert looping(made("A" * 8), ["A"], 3) == Loop(1, ("A",))
+
+
+def test_after_a_warning_only_the_cycle_that_it_was_about_counts() -> None:
+    assert looping(made("BAABAA", warned="A"), ["A", "A", "B"], 3) == Loop(2, ("A",))
 
 
 @given(st.text("ABCD", min_size=1, max_size=PERIOD_MAX), st.integers(3, 5), st.integers(1, 3))
