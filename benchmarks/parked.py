@@ -25,12 +25,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from processes import percentile, processes
-
 from perdure import Runtime
 from perdure.actors.loading import LoadedAgent
 from perdure.actors.model import ModelReply, ToolUse
 from perdure.actors.turn import turn_events
+from perdure.benchmarks.processes import percentile, processes
 from perdure.client.runtime import Request, check_agent, create
 from perdure.store.events import ApprovalDecided, TurnStarted
 from perdure.store.log import Append, Claim, Command, Lease, Refused

@@ -31,6 +31,7 @@ RACES = 4
 CALLS = 25
 """Gated calls of each run that is raced for."""
 CANCELS = 8
+FAILURES = 4
 TIMEOUT_S = 2.0
 GRACE_S = 5.0
 """How much later a tool is killed that cannot be interrupted."""
@@ -205,6 +206,20 @@ async def test_an_approved_call_whose_process_dies_after_the_effect_is_neither_r
     assert (await case.outcome()).status == "completed"
     assert len(case.ledger()) == len(case.ledger("begin")) == 1
     assert (await case.results())[0].source == "probe"
+    assert (await case.kinds()).count("approval_requested") == 1
+
+
+async def test_an_approval_outlives_a_model_that_fails_again_and_again_after_the_call(bench: Bench) -> None:
+    case = await parked(bench, [("wire", "act")], "falter")
+    await approved(case)
+    for _ in range(FAILURES):
+        assert (await case.outcome()).error == "model_error"
+        (case.run,) = await bench.runtime.resume([case.run.run_id])
+    assert (await case.outcome()).status == "failed"
+    case.go()
+    (case.run,) = await bench.runtime.resume([case.run.run_id])
+    assert (await case.outcome()).status == "completed"
+    assert len(case.ledger("begin")) == len(case.ledger()) == 1
     assert (await case.kinds()).count("approval_requested") == 1
 
 

@@ -2,7 +2,8 @@
 
 Input: {"turns": [[{"name": TOOL, "arguments": {"do": WHAT}}, ...], ...]}; one inner list per turn, then a final
 text. In place of a list: `die` ends the run actor, `hang` never answers, `hold` waits for `go` and then asks for one
-put. The run's metadata names the folder (`dir`) of the ledger and of the files that tools wait for.
+put, `falter` fails until there is `go`. The run's metadata names the folder (`dir`) of the ledger and of the files
+that tools wait for.
 
 WHAT, step by step with commas: `act` writes the effect to the ledger; `wait` until the file `go` is in the folder;
 `exit` calls os._exit(3); `sysexit` raises SystemExit; `kill` sends SIGKILL to itself; `raise` fails; `sleep` for an
@@ -145,6 +146,10 @@ def model(request: ModelRequest) -> dict[str, Any]:
             os._exit(7)
         if asked == "hang":
             time.sleep(3600)
+        if asked == "falter":
+            if not Path(str(request.metadata["dir"]), "go").exists():
+                raise ConnectionError("the provider is down")
+            return {"text": "all done"}
         if asked == "hold":
             while not Path(str(request.metadata["dir"]), "go").exists():
                 time.sleep(0.01)
