@@ -56,7 +56,8 @@ def model(request):
 agent = Agent(name="payer", model=model, tools=(pay,))
 """
 LIST_S = 1.0
-START_S = 10.0
+START_S = 5.0
+"""How much longer a supervisor may take to start than on an empty store; most of it is the start of Ray."""
 NEXT_EVENT_S = 0.2
 GROUP = 500
 SWEEPS_S = 4.0
@@ -169,9 +170,10 @@ class Bench:
     def broken(self) -> Iterator[str]:
         """The bounds that do not hold."""
         found = self.found
-        for name, most in (("list_s", LIST_S), ("start_s", START_S), ("claimed_p95_s", NEXT_EVENT_S)):
+        starts_within = found["start_empty_s"] + START_S
+        for name, most in (("list_s", LIST_S), ("start_s", starts_within), ("claimed_p95_s", NEXT_EVENT_S)):
             if found[name] > most:
-                yield f"{name} is {found[name]:.3f}, over {most}"
+                yield f"{name} is {found[name]:.3f}, over {most:.3f}"
         if found["processes"] > found["processes_empty"]:
             yield f"{found['processes']} processes on the store, {found['processes_empty']} on an empty one"
 
