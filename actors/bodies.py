@@ -151,7 +151,7 @@ class RunActor:
         self._namespace = namespace
         self._courier: Courier | None = None
         self._desk: Desk | None = None
-        self._drives: dict[tuple[str, int], asyncio.Task[Ended]] = {}
+        self._drives: dict[tuple[str, int], tuple[Owner, asyncio.Task[Ended]]] = {}
 
     async def exchange(
         self, client: str, incarnation: str | None, requests: Sequence[Numbered], done: Sequence[int]
@@ -164,11 +164,18 @@ class RunActor:
         """Idempotent: a supervisor that was restarted joins the drive that its predecessor began."""
         assert self._courier is not None
         key = (start.run_id, start.epoch)
-        drive = self._drives.get(key)
-        if drive is None:
-            drive = self._drives[key] = asyncio.create_task(Owner(start, self._courier.ask, loaded).drive())
+        if key not in self._drives:
+            owner = Owner(start, self._courier.ask, loaded)
+            drive = asyncio.create_task(owner.drive())
+            self._drives[key] = owner, drive
             drive.add_done_callback(lambda _: self._drives.pop(key, None))
-        return await asyncio.shield(drive)
+        return await asyncio.shield(self._drives[key][1])
+
+    async def look(self, run_id: str, epoch: int) -> bool:
+        """Have the owner of a run look at its log; whether it is here."""
+        if drive := self._drives.get((run_id, epoch)):
+            drive[0].look()
+        return drive is not None
 
     async def held(self) -> list[tuple[str, int]]:
         """(run, epoch) of the drives under way."""

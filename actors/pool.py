@@ -31,6 +31,7 @@ PREFIX = "run-"
 APART, PLAIN = "apart", "plain"
 """In an actor's name, behind the version of the code that it serves: the kind of worker that it runs in."""
 ADOPTION_S = 3.0
+LOOK_S = 1.0
 SPARES = 1
 """Idle actors kept above need, so that a respawn finds a warm one."""
 
@@ -147,6 +148,18 @@ class Pool:
     def leave(self, member: Member, run_id: str) -> None:
         member.runs.pop(run_id, None)
         self._changed.set()
+
+    async def look(self, run_id: str, epoch: int) -> bool:
+        """Have the owner of a run look at its log; whether it could be told."""
+        member = next((m for m in self._members.values() if run_id in m.runs), None)
+        if member is None:
+            return False
+        try:
+            async with asyncio.timeout(LOOK_S):
+                return bool(await member.handle.look.remote(run_id, epoch))
+        except (RayError, TimeoutError) as error:
+            log.info("run %s: its owner could not be told to look: %s", run_id, error)
+            return False
 
     def _choose(self, agent: AgentRef, companions_max: int, urgent: bool) -> Member | None:
         ours = [m for m in self._members.values() if m.digest == agent.digest and m.fits(companions_max)]

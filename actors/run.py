@@ -61,6 +61,10 @@ class Owner:
         self._pending: list[Event] = []
         self._answers: dict[int, list[Event]] = {}
         """The model's answer to the turn that is due, as events."""
+        self._news = asyncio.Event()
+        """Somebody says that the log has news."""
+        self._joined = ""
+        """The cancel, by its event id, since which everything that ran is over."""
         self._failures = 0
 
     async def drive(self) -> Ended:
@@ -85,6 +89,10 @@ class Owner:
                     await self._perform(step)
         except Lost:
             return Ended(start.run_id, start.epoch, self._state.status, "lost")
+
+    def look(self) -> None:
+        """The log has news: a model call under way may not be wanted any more."""
+        self._news.set()
 
     async def _whole_log(self) -> list[Stored]:
         events: list[Stored] = []
@@ -113,6 +121,8 @@ class Owner:
                 await self._take_turn(step)
             case AskStep():
                 self._ask_again(step.calls)
+            case Finish() if self._has_to_join():
+                await self._join()
             case Finish():
                 self._pending += step.events
                 await self._flush()
@@ -172,19 +182,34 @@ class Owner:
 
     async def _ask_model(self, loaded: LoadedAgent, turn_index: int) -> ModelReply | None:
         """The model's answer, or None when the run changed meanwhile and the answer is not wanted any more."""
-        asking = asyncio.ensure_future(self._model(loaded)(self._request(loaded.agent, turn_index)))
+        asking = asyncio.create_task(self._reply(loaded, turn_index))
         try:
             await asyncio.wait({asking}, timeout=LINGER_S)
-            if not asking.done() and self._pending:
-                await self._flush()
-                if not isinstance(next_step(self._state), CallModel):
-                    return None
-            reply = await asking
+            looks = bool(self._pending)
+            while not asking.done():
+                if looks:
+                    await self._flush()
+                    if not isinstance(next_step(self._state), CallModel):
+                        return None
+                looks = await self._has_news(asking)
+            return await asking
         finally:
             asking.cancel()
+
+    async def _reply(self, loaded: LoadedAgent, turn_index: int) -> ModelReply:
+        reply = await self._model(loaded)(self._request(loaded.agent, turn_index))
         if reply.delay_ms:
             await asyncio.sleep(reply.delay_ms / 1000)
         return reply
+
+    async def _has_news(self, asking: asyncio.Task[ModelReply]) -> bool:
+        """Wait for the model; True as soon as somebody says that the log has news instead."""
+        news = asyncio.create_task(self._news.wait())
+        await asyncio.wait({asking, news}, return_when=asyncio.FIRST_COMPLETED)
+        news.cancel()
+        told = self._news.is_set()
+        self._news.clear()
+        return told
 
     def _agent(self) -> LoadedAgent:
         return self._load(self._code.ref, self._code.digest)
@@ -205,10 +230,24 @@ class Owner:
             tools=[{"name": t.name, "description": t.description, "schema": t.schema} for t in agent.tools],
         )
 
+    # -- a cancel -----------------------------------------------------------------------------------------
+
+    def _has_to_join(self) -> bool:
+        """Whether calls of a cancelled run may still run: what is said of them at its end has to be true."""
+        state = self._state
+        return state.cancel is not None and bool(state.open_calls) and self._joined != state.cancel.event_id
+
+    async def _join(self) -> None:
+        """Wait until nothing of the cancelled run's calls runs any more, and fold what became of them."""
+        cancel = self._state.cancel
+        if await self._flush() and cancel:
+            self._joined = cancel.event_id
+
     # -- the journal --------------------------------------------------------------------------------------
 
-    async def _flush(self) -> None:
-        """Make what is pending durable and get the open calls their results; fold whatever happened meanwhile."""
+    async def _flush(self) -> bool:
+        """Make what is pending durable and get the open calls their results; fold whatever happened meanwhile. False
+        when the journal did not do it."""
         try:
             done: Executed = await self._ask(self._execute())
         except Refused as refusal:
@@ -223,6 +262,8 @@ class Owner:
             self._state = fold(done.events, self._state)
             if not done.events:
                 await asyncio.sleep(CONFLICT_PAUSE_S)
+            return True
+        return False
 
     async def _refused(self, refusal: Refused) -> None:
         if refusal.reason in ("conflict", "ended", "cancelled"):
@@ -251,9 +292,15 @@ class Owner:
         as_known = evolve(state, events[0]) if events and isinstance(events[0], CodeChanged) else state
         known = tuple(call.effective for call in as_known.open_calls)
         ends = bool(events) and isinstance(events[-1], (RunCompleted, RunFailed, RunCancelled))
+        plain = Execute(self._start.run_id, self._start.epoch, state.seq, events)
         if ends or (not known and not any(isinstance(event, ToolCallRequested) for event in events)):
-            return Execute(self._start.run_id, self._start.epoch, state.seq, events)
-        agent, options = self._agent().agent, {}
+            return plain
+        try:
+            agent, options = self._agent().agent, {}
+        except UsageError:
+            if state.cancel:  # nothing is started any more, and what runs is over without its code
+                return plain
+            raise
         for name in {event.name for event in (*known, *events) if isinstance(event, ToolCallRequested)}:
             if tool := agent.tool(name):
                 options[name] = tool.options

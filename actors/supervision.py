@@ -68,6 +68,8 @@ class Supervision:
         self._code = CurrentCode()
         self._suspicion: dict[str, int] = {}
         """Deaths of a run's actors: 1 for a shared one, 2 for one that it died alone."""
+        self._told: dict[str, asyncio.Task[None]] = {}
+        """Runs that are being cancelled, and whose owner was told of it, or is being told."""
         self._ends: OrderedDict[str, Ended] = OrderedDict()
         self._waiters: dict[str, asyncio.Future[Ended]] = {}
         self._news = asyncio.Event()
@@ -176,6 +178,7 @@ class Supervision:
             await self._expire()
             await self._answer_waiters()
             live = await self._log.runs(statuses=sorted(LIVE - {Status.QUEUED}), oldest_first=True)
+            self._tell_of_cancels(live)
             orphans = [row for row in live if row.run_id not in self._runs and row.run_id not in self._claiming]
             await self._respawn([row for row in orphans if not row.parked], "recovery", charged=False)
             self._released = deque(row for row in orphans if row.parked)
@@ -188,6 +191,21 @@ class Supervision:
             self._backlog = len(queued) == room
             owned = self._runs.keys() | self._claiming
             await self._claim([row for row in queued if row.run_id not in owned], "start", charged=False)
+
+    def _tell_of_cancels(self, rows: Iterable[RunRow]) -> None:
+        """Tell the owners of runs that are being cancelled, once each: a model call under way is to end at once."""
+        for row in rows:
+            if row.cancel and row.run_id in self._runs and row.run_id not in self._told:
+                self._told[row.run_id] = asyncio.create_task(self._tell(row.run_id, row.epoch))
+
+    async def _tell(self, run_id: str, epoch: int) -> None:
+        """Tell an owner to look; one that could not be told will be by a later sweep."""
+        told = False
+        try:
+            told = await self._pool.look(run_id, epoch)
+        finally:
+            if not told and self._told.get(run_id) is asyncio.current_task():
+                del self._told[run_id]
 
     async def _expire(self) -> None:
         """Have the store decide what nobody has decided in time."""
@@ -257,6 +275,7 @@ class Supervision:
         self, row: RunRow, events: tuple[Stored, ...], member: Member | None = None, urgent: bool = False
     ) -> None:
         self._ends.pop(row.run_id, None)
+        self._told.pop(row.run_id, None)
         task = self._runs[row.run_id] = asyncio.create_task(self._see_through(row, events, member, urgent))
         task.add_done_callback(lambda _: self._unwatch(row.run_id, task))
 
@@ -264,6 +283,7 @@ class Supervision:
         """A run whose watch ended is nobody's, unless it was bound anew; the sweep claims it if it is live."""
         if self._runs.get(run_id) is task:
             del self._runs[run_id]
+            self._told.pop(run_id, None)
 
     async def _see_through(self, row: RunRow, events: tuple[Stored, ...], member: Member | None, urgent: bool) -> None:
         """Give a claimed run to an actor and wait for its end; when the actor dies, have the run respawned."""

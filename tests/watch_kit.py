@@ -34,6 +34,9 @@ class HeldPool:
     def __init__(self) -> None:
         self.members: dict[str, HeldMember] = {}
         self.buried: list[HeldMember] = []
+        self.looks: list[tuple[str, int]] = []
+        self.deaf = False
+        """Nobody can be told to look."""
 
     async def take(self, run_id: str, *_: Any) -> HeldMember:
         return self.members.setdefault(run_id, HeldMember())
@@ -43,6 +46,10 @@ class HeldPool:
 
     def leave(self, member: HeldMember, run_id: str) -> None:
         self.members.pop(run_id, None)
+
+    async def look(self, run_id: str, epoch: int) -> bool:
+        self.looks.append((run_id, epoch))
+        return not self.deaf
 
     async def bury(self, member: HeldMember) -> None:
         self.buried.append(member)
