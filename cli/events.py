@@ -13,6 +13,7 @@ from ..store.events import (
     CancelRequested,
     CodeChanged,
     Event,
+    NoticeInjected,
     RunCancelled,
     RunClaimed,
     RunCompleted,
@@ -57,6 +58,8 @@ def describe(event: Event) -> str:
         case CodeChanged():
             raised = "".join(f", {call_id} is {one.effect} now" for call_id, one in event.raised.items())
             return f"{event.was} -> {event.digest}{raised}"
+        case NoticeInjected():
+            return event.text
         case TurnStarted():
             return f"turn {event.turn_index}"
         case AssistantMessage():
@@ -76,6 +79,8 @@ def describe(event: Event) -> str:
             return f"{event.tool_call_id}{source}{' error' if event.is_error else ''}: {event.content}"
         case ToolEvidence():
             return f"{event.tool_call_id} attempt {event.attempt}, {event.why}: {event.content}"
+        case RunRequeued(limits=limits) if limits:
+            return f"by {event.by}, {', '.join(f'{name} is {line(value)} now' for name, value in limits.items())}"
         case CancelRequested() | RunRequeued():
             return f"by {event.by}"
         case RunCompleted():

@@ -17,7 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, Valid
 from .errors import CorruptLog
 
 Effect = Literal["read_only", "idempotent_write", "non_idempotent"]
-ResultSource = Literal["tool", "crash", "timeout", "probe", "validation", "cancel", "policy", "rejection", "person"]
+ResultSource = Literal[
+    "tool", "crash", "timeout", "probe", "validation", "cancel", "policy", "rejection", "person", "limit", "loop"
+]
 Decision = Literal["approve", "reject"]
 Settlement = Literal["happened", "not_happened", "abandon"]
 
@@ -29,10 +31,10 @@ class _Model(BaseModel):
 class Usage(_Model):
     """Tokens of one model call, each kind priced on its own."""
 
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cache_creation_input_tokens: int = 0
-    cache_read_input_tokens: int = 0
+    input_tokens: int = Field(default=0, ge=0)
+    output_tokens: int = Field(default=0, ge=0)
+    cache_creation_input_tokens: int = Field(default=0, ge=0)
+    cache_read_input_tokens: int = Field(default=0, ge=0)
 
 
 class AgentRef(_Model):
@@ -94,6 +96,14 @@ class CodeChanged(_Event):
     digest: str
     tools: dict[str, JsonValue]
     raised: dict[str, Raised] = Field(default_factory=dict)
+
+
+class NoticeInjected(_Event):
+    """What the model is told before this turn, beside the conversation. The newest one of a turn counts."""
+
+    type: Literal["notice_injected"] = "notice_injected"
+    turn_index: int
+    text: str
 
 
 class TurnStarted(_Event):
@@ -272,14 +282,18 @@ class RunTimedOut(_Event):
 
 
 class RunRequeued(_Event):
+    """A run that has ended goes on. `limits` are those that are raised or lifted from here on."""
+
     type: Literal["run_requeued"] = "run_requeued"
     by: str
+    limits: dict[str, JsonValue] | None = None
 
 
 Event = (
     RunCreated
     | RunClaimed
     | CodeChanged
+    | NoticeInjected
     | TurnStarted
     | AssistantMessage
     | ToolCallRequested

@@ -18,6 +18,7 @@ from .events import (
     CodeChanged,
     Decision,
     Event,
+    NoticeInjected,
     Raised,
     RunCancelled,
     RunClaimed,
@@ -195,7 +196,7 @@ def fold_call(calls: Mapping[str, CallRow], run_id: str, event: Event, seq: int,
             )
         case ToolResult():
             return replace(_open_call(calls, event), result_seq=seq, result_id=event.event_id, due_at=None)
-        case TurnStarted() | AssistantMessage():
+        case TurnStarted() | AssistantMessage() | NoticeInjected():
             return None  # as the rest, but at once: they are frequent
         case ToolCallRetried():
             return replace(calls[event.tool_call_id], attempt=event.attempt, unsettled=False)

@@ -77,6 +77,7 @@ LEGAL: dict[Status, Moves] = {
         **CALLS,
         "run_claimed": None,
         "code_changed": Status.RUNNING,
+        "notice_injected": Status.RUNNING,
         "turn_started": Status.RUNNING,
         "assistant_message": Status.RUNNING,
         "tool_evidence": Status.RUNNING,

@@ -80,7 +80,9 @@ def test_a_stored_event_of_version_1_is_read_as_it_was_written() -> None:
     lines = GOLDEN.read_text(encoding="utf-8").splitlines()
     events = [decode(line) for line in lines]
     assert {type(event) for event in events} == set(get_args(Event)), "every kind of event is in the golden file"
-    assert [encode(event) for event in events] == lines
+    for event, line in zip(events, map(json.loads, lines), strict=True):
+        again = json.loads(encode(event))
+        assert again | line == again, "what was written is kept; what is new since then has a default"
 
 
 async def test_no_statement_of_a_commit_reads_a_whole_table(log: SqlLog, path: Path) -> None:
