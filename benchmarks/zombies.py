@@ -19,7 +19,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from perdure.benchmarks.crashes.freeze import SCENES
+from perdure.benchmarks.crashes.scenes import SCENES
 from perdure.benchmarks.crashes.stage import Stage, runtime_for
 from perdure.benchmarks.crashes.table import Victim
 from perdure.benchmarks.crashes.takeover import takeover

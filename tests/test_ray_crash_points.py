@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from perdure.benchmarks.crashes.case import draw
+from perdure.benchmarks.crashes.plan import draw
 from perdure.benchmarks.crashes.report import Report
 from perdure.benchmarks.crashes.stage import Stage, runtime_for
 from perdure.benchmarks.crashes.sweep import strike_and_note

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from perdure.benchmarks.crashes.freeze import SCENES, Scene
+from perdure.benchmarks.crashes.scenes import SCENES, Scene
 from perdure.benchmarks.crashes.stage import Stage, runtime_for
 from perdure.benchmarks.crashes.thaw import stale, thawed
 from perdure.store.events import RunClaimed, Stored, TurnStarted

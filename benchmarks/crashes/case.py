@@ -1,4 +1,4 @@
-"""One run, drawn from a seed: what it does, where it waits to be killed, and what came out."""
+"""One run of a plan: launched, seen through with a person who can see the ledger, and what came out of it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 from uuid import uuid4
 
 from pydantic import JsonValue
@@ -24,71 +23,9 @@ from perdure.store.events import (
 )
 from perdure.store.states import Status
 
+from .plan import HOLDS, Plan
 from .stage import Stage
-from .table import CLASSES, TOOLS, VICTIMS, Asked, Class, Healed, Outcome, Point, Victim
-
-HOLDS: Final[dict[Point, str]] = {
-    "intent durable": "bound",
-    "start mark written": "begun",
-    "effect done": "acted",
-    "result on its way": "acted",
-    "result recorded": "acted",
-}
-"""Where the tool waits, by point; at the others it does not."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a seed stands for. `targets` are the calls that are looked at."""
-
-    cls: Class
-    point: Point
-    seed: int
-    victim: Victim
-    turns: tuple[tuple[str, ...], ...]
-    """Names of the tools, by turn."""
-    turn: int
-    """Of the target."""
-    position: int
-    delay_s: float
-    """Between coming to the point and the kill."""
-    place: str = ""
-    """Where the tool waits, if not where its point says."""
-
-    @property
-    def waits_at(self) -> str:
-        return self.place or HOLDS.get(self.point, "model")
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        if self.point == "in an append":
-            return tuple(f"t{turn}c{n}" for turn, names in enumerate(self.turns) for n in range(len(names)))
-        return (f"t{self.turn}c{self.position}",)
-
-    @property
-    def hold(self) -> int:
-        """The turn in which the model waits, -1 for none."""
-        return {"before intent": self.turn, "result recorded": self.turn + 1}.get(self.point, -1)
-
-    def __str__(self) -> str:
-        return f"{self.cls}, {self.point}, seed {self.seed}, {self.victim} killed"
-
-
-def draw(cls: Class, point: Point, seed: int) -> Plan:
-    """The plan of a seed; the same for ever."""
-    chance = random.Random(f"{cls}/{point}/{seed}")
-    victim = VICTIMS[point][(seed + CLASSES.index(cls)) % len(VICTIMS[point])]
-    name = TOOLS[cls]
-    if point == "in an append":
-        turns = [[name] * chance.randint(1, 2) for _ in range(chance.randint(3, 5))]
-        return Plan(cls, point, seed, victim, tuple(map(tuple, turns)), 0, 0, chance.uniform(0, 0.3))
-    before = [[chance.choice(("read", "put", "send"))] for _ in range(chance.randint(0, 1))]
-    target = [chance.choice(("read", "put")) for _ in range(chance.randint(0, 2))]
-    position = chance.randint(0, len(target))
-    target.insert(position, f"ask_{name}" if point == "decision recorded" else name)
-    after = [["send"] for _ in range(chance.randint(0, 1))]
-    turns = [*before, target, *after]
-    return Plan(cls, point, seed, victim, tuple(map(tuple, turns)), len(before), position, chance.uniform(0, 0.1))
+from .table import Asked, Healed, Outcome
 
 
 class Case:

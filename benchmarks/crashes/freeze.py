@@ -1,50 +1,17 @@
-"""Scenes in which a process is frozen for three lease periods, its work goes to another, and it thaws.
+"""Freezing a process for three lease periods in a phase of a run, while everything else goes on, and thawing it.
 
-Each brings a run to a phase, stops one process, lets everything else go on, thaws it, and says what should have become
-of it: `killed` while it was frozen, or `goes on` as the one that it was.
+Each function brings a run to its phase and returns the process that it froze.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Literal
 
 from perdure.client import decisions
 
-from .case import Case, Plan
+from .case import Case
 from .stage import Stage, until
-from .table import Class, Point, Victim
-
-Fate = Literal["killed", "goes on"]
-PROBED: Class = "non_idempotent, probe"
-
-
-@dataclass(frozen=True)
-class Scene:
-    """A process and a phase. `play` freezes and thaws; it returns the process that it froze.
-
-    turns, point: what the run does and where it waits, as in a Plan. effects, attempts: of its first call.
-    """
-
-    victim: Victim
-    phase: str
-    fate: Fate
-    point: Point
-    turns: tuple[tuple[str, ...], ...]
-    play: Callable[[Stage, Case, random.Random], Awaitable[int]]
-    effects: str = "1"
-    attempts: str = "1"
-    place: str = ""
-
-    @property
-    def name(self) -> str:
-        return f"{self.victim}, {self.phase}"
-
-    def plan(self, seed: int) -> Plan:
-        return Plan(PROBED, self.point, seed, self.victim, self.turns, 0, 0, 0.0, self.place)
 
 
 async def pause(stage: Stage) -> None:
@@ -236,7 +203,7 @@ async def lease_holder_at_a_decision(stage: Stage, case: Case, chance: random.Ra
 
 async def lease_holder_in_an_append(stage: Stage, case: Case, chance: random.Random) -> int:
     """Frozen with the store's write lock in its hands: nobody can write before it thaws or is killed."""
-    if case.plan.point == _MODEL:
+    if case.plan.point == "before intent":
         await in_place(case)
     pid = (await stage.working(case.plan.victim)).pid
     assert await stage.stop_in_a_write(pid, lambda: chance.uniform(0, 0.002)), "never met inside of a transaction"
@@ -244,38 +211,3 @@ async def lease_holder_in_an_append(stage: Stage, case: Case, chance: random.Ran
     await pause(stage)
     stage.thaw(pid)
     return pid
-
-
-_MODEL: Point = "before intent"
-_TOOL: Point = "start mark written"
-_BOUND: Point = "intent durable"
-_FREE: Point = "in an append"
-_GATED: Point = "decision recorded"
-_SEND, _SENDS, _ASKED = (("send",),), (("send",), ("send",)), (("ask_send",), ("send",))
-_BOTH = (("send", "ask_put"), ("send",))
-_MANY = (("send", "send"),) * 18
-
-SCENES: tuple[Scene, ...] = (
-    Scene("actor", "during a model call", "killed", _MODEL, _SENDS, actor),
-    Scene("actor", "during a model call, thawed before it is killed", "killed", _MODEL, _SENDS, actor_thawed_early),
-    Scene("actor", "during a tool", "killed", _TOOL, _SENDS, actor),
-    Scene("actor", "during a tool, thawed before it is killed", "killed", _TOOL, _SENDS, actor_thawed_early),
-    Scene("actor", "at a decision", "killed", _TOOL, _BOTH, actor_at_a_decision),
-    Scene("actor", "during an append", "killed", _MODEL, _SENDS, actor_in_an_append),
-    Scene("tool", "before its mark", "goes on", _BOUND, _SENDS, tool),
-    Scene("tool", "during a tool", "goes on", _TOOL, _SENDS, tool),
-    Scene("tool", "before its mark, the journal dies", "killed", _BOUND, _SENDS, tool_superseded, attempts="2"),
-    Scene("tool", "during a tool, the journal dies", "killed", _TOOL, _SENDS, tool_superseded, attempts="1-2"),
-    Scene("tool", "in a child", "killed", _TOOL, _SENDS, tool_outlived_by_a_child, attempts="2", place="forked"),
-    Scene("tool", "at a decision", "goes on", _TOOL, _BOTH, tool_at_a_decision),
-    Scene("tool", "during an append", "goes on", _BOUND, _SENDS, tool_in_an_append),
-    Scene("journal", "during a model call", "killed", _MODEL, _SENDS, lease_holder),
-    Scene("journal", "during a model call, thawed soon", "goes on", _MODEL, _SENDS, lease_holder_thawed_early),
-    Scene("journal", "during a tool", "killed", _TOOL, _SENDS, lease_holder),
-    Scene("journal", "at a decision", "killed", _GATED, _ASKED, lease_holder_at_a_decision),
-    Scene("journal", "during an append", "killed", _FREE, _MANY, lease_holder_in_an_append, attempts="1-9"),
-    Scene("supervisor", "during a model call", "goes on", _MODEL, _SENDS, lease_holder),
-    Scene("supervisor", "during a tool", "goes on", _TOOL, _SENDS, lease_holder),
-    Scene("supervisor", "at a decision", "goes on", _GATED, _ASKED, lease_holder_at_a_decision),
-    Scene("supervisor", "during an append", "goes on", _MODEL, _SENDS, lease_holder_in_an_append),
-)

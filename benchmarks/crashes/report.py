@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from .case import Plan
+from .plan import Plan
 from .table import CLASSES, EXPECTED, MEANING, POINTS, Class, Outcome, Point
 
 

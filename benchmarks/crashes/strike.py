@@ -13,7 +13,8 @@ from perdure.client import decisions
 from perdure.store.events import Stored, ToolCallRequested, ToolCallRetried, ToolCallStarted, ToolResult
 from perdure.store.states import Status
 
-from .case import Case, Plan
+from .case import Case
+from .plan import Plan
 from .stage import Stage, until
 
 

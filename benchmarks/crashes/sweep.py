@@ -6,7 +6,8 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from .case import Case, Plan, draw
+from .case import Case
+from .plan import Plan, draw
 from .report import Report
 from .stage import Stage
 from .strike import Missed, play

@@ -14,8 +14,10 @@ from perdure.benchmarks.processes import processes
 from perdure.store.events import ToolCallUnsettled
 from perdure.store.log import Lease
 
-from .case import Case, Plan
-from .freeze import PROBED, in_place
+from .case import Case
+from .freeze import in_place
+from .plan import Plan
+from .scenes import PROBED
 from .stage import Stage, runtime_for, until
 from .thaw import stale
 

@@ -20,7 +20,7 @@ from perdure.store.events import (
 )
 
 from .case import Case
-from .freeze import Scene
+from .scenes import Scene
 from .stage import Stage, until
 from .table import Outcome
 
