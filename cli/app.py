@@ -22,7 +22,7 @@ COMMANDS: Final = {
     "approve": "decide:approve",
     "reject": "decide:reject",
     "settle": "decide:settle",
-    "cancel": "resume:cancel",
+    "cancel": "cancel:cancel_runs",
     "up": "standing:go_up",
     "down": "standing:go_down",
     "status": "standing:status",

@@ -19,7 +19,7 @@ from ..store.sql import SqlLog, open_log
 from ..store.states import Status
 from .asked import question_json, question_lines
 from .find import find_run
-from .options import asynchronous, at_store, db_option, json_option, reason_option
+from .options import asynchronous, at_store, by_option, db_option, json_option, reason_option
 from .read import open_reader
 from .run import plain_text, read_json
 from .terminal import Terminal
@@ -33,7 +33,6 @@ WORDS: Final = {
     "abandon": "abandoned",
 }
 """What was decided, for people."""
-by_option = click.option("--by", metavar="NAME", help="Who decides. Default: USER@HOST.")
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""`resume` and `cancel`: what happens to runs that exist already."""
+"""`resume`: go on with runs that exist already."""
 
 from __future__ import annotations
 
@@ -12,28 +12,23 @@ from typing import Any, Final
 import click
 
 from ..client.door import Door, Size, open_door
-from ..client.lease import nobody_works
-from ..client.nudge import nudge
 from ..client.outcomes import Outcome
 from ..client.questions import Question
 from ..client.runtime import requeue
 from ..store.errors import UsageError
-from ..store.events import CancelRequested
-from ..store.log import Accepted, Cancel, Refused, RunRow
+from ..store.log import RunRow
 from ..store.sql import SqlLog, open_log
 from ..store.states import LIVE, Status
-from .exits import Exit, exit_of, say_error
+from .exits import Exit, exit_of
 from .find import find_run
 from .interrupts import Interrupts
 from .options import (
     actors_option,
     address_option,
-    asynchronous,
     at_store,
     concurrency_option,
     db_option,
     json_option,
-    reason_option,
 )
 from .progress import Counts, shown
 from .run import outcome_and_questions, stream, tell, watched
@@ -125,42 +120,3 @@ class _Resume:
                 live: Counts = {status: sum(row.status is status for row in rows) for status in LIVE}
                 progress(ended | live)
                 await asyncio.sleep(max(POLL_S, POLL_COST * (time.monotonic() - looked_at)) if left else 0)
-
-
-@click.command()
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
-@reason_option
-@db_option
-@asynchronous
-async def cancel(db: str, runs: tuple[str, ...], reason: str) -> None:
-    """Cancel runs. RUN is an id, or the first characters of it.
-
-    A run that is queued or waits for a person is cancelled at once. A live one gets a durable request, and its owner
-    acts on it at its next step.
-    """
-    terminal, failed = Terminal(), False
-    event_log = await open_log(db, create=False)
-    try:
-        rows = [await find_run(event_log, text) for text in runs]
-        idle = await nobody_works(event_log)
-        commands = [Cancel(row.run_id, CancelRequested(by="cli", reason=reason)) for row in rows]
-        verdicts = await event_log.commit(commands)
-        nudge(db)
-        for row, verdict in zip(rows, verdicts, strict=True):
-            if isinstance(verdict, Refused):
-                say_error(verdict)
-                failed = True
-            else:
-                terminal.put(f"run {line(row.run_id)}: {_cancelled(verdict, idle)}")
-    finally:
-        await event_log.close()
-    if failed:
-        sys.exit(Exit.USAGE)
-
-
-def _cancelled(verdict: Accepted, idle: bool) -> str:
-    if verdict.row.status is Status.CANCELLED:
-        return "cancelled"
-    before = "a cancel was requested before" if verdict.already else "a cancel is requested"
-    when = "nobody works on this store now: it takes effect when the run goes on" if idle else "its owner acts on it"
-    return f"{before}; {when}" + ("" if idle else " at its next step")

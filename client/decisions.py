@@ -105,7 +105,7 @@ async def settle(
         attempt=question.attempt,
         question=question.question,
         outcome=outcome,
-        by=_name(by),
+        by=who(by),
         reason=reason,
     )
     row = await _commit(event_log, Settle(run_id, event, content), question)
@@ -120,7 +120,7 @@ async def _decide(
         question=question.question,
         digest=question.digest,
         decision=decision,
-        by=_name(by),
+        by=who(by),
         reason=reason,
         arguments=edited,
     )
@@ -136,8 +136,8 @@ async def _commit(event_log: EventLog, command: Decide | Settle, question: Quest
     return verdict.row
 
 
-def _name(by: str | None) -> str:
-    """Who decides. Raises UsageError for what is no name."""
+def who(by: str | None) -> str:
+    """The name of who decides, USER@HOST without one. Raises UsageError for what is no name."""
     name = (by if by is not None else _user()).strip()
     if not name or len(name) > NAME_MAX or not name.isprintable():
         raise UsageError(f"who decides is named with 1 to {NAME_MAX} printable characters, not {name[:80]!a}")

@@ -30,18 +30,16 @@ from ..store.errors import NotFound, PerdureError, UsageError
 from ..store.events import RunCreated, RunRequeued, Settlement, Stored
 from ..store.log import Create, Refused, Requeue, RunRow
 from ..store.sql import SqlLog, open_log
-from ..store.states import LIVE, Status
+from ..store.states import LIVE
 from ..store.writer import GroupWriter
-from . import decisions
+from . import cancel, decisions
+from .cancel import CallEnd, Cancelled
 from .cluster import Cluster, namespace_digest, remove_actors, store_url
 from .lease import wait_for_lease
-from .outcomes import Outcome, outcome_of_row
+from .outcomes import Outcome, follow, outcome_of_row
 from .questions import Question, questions
 
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-POLL_S = 0.1
-PAGE = 500
-"""Events that are read at once."""
 NOT_ENTERED = "this Runtime is not at work: use it inside of `async with Runtime(...) as runtime:`"
 
 
@@ -293,6 +291,17 @@ class Runtime:
         await decisions.settle(self.log, run_id, outcome, call, result=result, by=by, reason=reason)
         return await self._goes_on(run_id)
 
+    async def cancel(self, run_id: str, *, reason: str = "", by: str | None = None) -> Cancelled:
+        """Cancel a run, durable when this returns; what that came to. `outcome` waits for one that is being cancelled,
+        `certificate` then says what became of its calls. `by` defaults to USER@HOST. Raises NotFound."""
+        (told,) = await cancel.cancel(self.log, [run_id], reason=reason, by=by)
+        await self.nudge()
+        return told
+
+    async def certificate(self, run_id: str) -> tuple[CallEnd, ...]:
+        """What became of each call that was open when a run was last cancelled. Raises NotFound."""
+        return await cancel.certificate(self.log, run_id)
+
     async def _goes_on(self, run_id: str) -> Run:
         await self.nudge([run_id])
         return self._run(run_id)
@@ -372,21 +381,6 @@ async def requeue(event_log: SqlLog, run_id: str, by: str) -> RunRow:
         if refusal.reason == "not_ended" and (row := await event_log.run(run_id)):
             return row
         raise UsageError(refusal.message) from refusal
-
-
-async def follow(event_log: SqlLog, run_id: str, after: int = 0) -> AsyncIterator[Stored]:
-    """The events of a run as they become durable, until it ends or waits for a person. Raises NotFound."""
-    while True:
-        row = await event_log.run(run_id)
-        if row is None:
-            raise NotFound(f"no run {run_id} in this store")
-        while page := await event_log.read(run_id, after, PAGE):
-            after = page[-1].seq
-            for stored in page:
-                yield stored
-        if after >= row.seq and (row.status.is_terminal or row.status is Status.AWAITING_APPROVAL):
-            return
-        await asyncio.sleep(POLL_S)
 
 
 __all__ = ["Outcome", "PerdureError", "Request", "Run", "Runtime", "check_agent", "follow", "requeue", "run"]

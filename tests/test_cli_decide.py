@@ -208,7 +208,7 @@ def test_a_supervisor_is_nudged_after_a_decision_is_durable(db: Path, monkeypatc
         seen.append((given, Status(found[0])))
 
     monkeypatch.setattr("perdure.cli.decide.nudge", knock)
-    monkeypatch.setattr("perdure.cli.resume.nudge", knock)
+    monkeypatch.setattr("perdure.cli.cancel.nudge", knock)
     perdure("approve", "gate1111", "--db", db)
     refusal("approve", "gate1111", "--db", db)
     perdure("cancel", "twos1111", "--db", db)
@@ -216,7 +216,8 @@ def test_a_supervisor_is_nudged_after_a_decision_is_durable(db: Path, monkeypatc
 
 
 def test_cancelling_a_waiting_run_closes_it(db: Path) -> None:
-    assert perdure("cancel", "gate1111", "-m", "wrong order", "--db", db).stdout == "run gate1111: cancelled\n"
+    said = perdure("cancel", "gate1111", "-m", "wrong order", "--db", db).stdout
+    assert said == "run gate1111: cancelled\n  c1 refund: never started\n"
     assert "the run is cancelled" in unchanged(db, "approve", "gate1111", "c1")
 
 

@@ -258,16 +258,6 @@ def test_an_address_where_no_cluster_is_is_told_at_once(address: str) -> None:
 # -- decisions ----------------------------------------------------------------------------------------------
 
 
-def test_cancelling_says_what_it_did(store: Path, tmp_path: Path) -> None:
-    assert perdure("cancel", "bbbb1111", "--db", store).stdout == "run bbbb1111: cancelled\n"
-    assert "has already ended as cancelled" in refusal("cancel", "bbbb1111", "--db", store)
-    assert "has already ended as completed" in refusal("cancel", "aaaa1111", "--db", store)
-    live = fill(tmp_path / "live.db", [], create("dddd1111"), Claim("dddd1111", "claim", LEASE.nonce, 0))
-    assert "a cancel is requested; nobody works on this store now" in perdure("cancel", "dddd", "--db", live).stdout
-    assert "a cancel was requested before" in perdure("cancel", "dddd", "--db", live).stdout
-    assert json.loads(perdure("show", "dddd", "--db", live, "--json").stdout)["cancel"] is True
-
-
 def test_resuming_what_is_done_starts_nothing(store: Path, tmp_path: Path) -> None:
     assert "aaaa1111 is completed" in refusal("resume", "aaaa1111", "--db", store)
     done = perdure("resume", "--db", fill(tmp_path / "done.db", [create("eeee1111")]))

@@ -1,0 +1,145 @@
+"""Cancelling runs: durable when the call returns, and what became of each run and its calls, as the log tells it.
+
+A run that is queued or waits for a person is over at once. One that is driven gets a request, from which on none of
+its calls can begin; its owner ends it. No Ray is needed: a supervisor reads the request in the store.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from ..actors.machine import State, evolve, fold
+from ..store.errors import NotFound
+from ..store.events import CancelRequested, RunRequeued, Stored, ToolEvidence, ToolResult
+from ..store.log import Accepted, Cancel, EventLog, RunRow, Verdict
+from ..store.states import Status
+from .decisions import who
+
+AT_ONCE: Final = 500
+"""Cancels in one transaction."""
+
+Answer = Literal["cancelled", "cancelling", "ended"]
+Fate = Literal["never started", "stopped", "finished", "unknown", "open"]
+"""What became of a call that was open when its run was cancelled: it never began; it was stopped before it took effect;
+it came to an end of its own all the same; nobody can tell whether it took effect; it has no result yet."""
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    """What a cancel came to: the run is "cancelled", is being cancelled, or had "ended" otherwise before."""
+
+    answer: Answer
+    again: bool
+    """It had been cancelled before: nothing was changed."""
+    row: RunRow
+    """The run's, right afterwards."""
+
+    @property
+    def run_id(self) -> str:
+        return self.row.run_id
+
+
+@dataclass(frozen=True)
+class CallEnd:
+    """What became of one call of a cancelled run."""
+
+    tool_call_id: str
+    name: str
+    effect: str
+    attempt: int
+    fate: Fate
+    text: str
+    """What the model is told of it, or the call's own result; canonical JSON text, empty while the call is open."""
+
+
+async def cancel(
+    event_log: EventLog, run_ids: Iterable[str], *, reason: str = "", by: str | None = None
+) -> list[Cancelled]:
+    """Cancel runs, and say of each what that came to; `by` defaults to USER@HOST.
+
+    Raises NotFound for an id that no run has, then nothing is cancelled, and UsageError for a `by` that is no name.
+    """
+    ids, name = list(dict.fromkeys(run_ids)), who(by)
+    known = {row.run_id for row in await event_log.runs(ids=ids)}
+    if missing := next((run_id for run_id in ids if run_id not in known), None):
+        raise NotFound(f"no run {missing} in this store")
+    told: list[Cancelled] = []
+    for start in range(0, len(ids), AT_ONCE):
+        some = ids[start : start + AT_ONCE]
+        commands = [Cancel(run_id, CancelRequested(by=name, reason=reason)) for run_id in some]
+        for run_id, verdict in zip(some, await event_log.commit(commands), strict=True):
+            told.append(await _told(event_log, run_id, verdict))
+    return told
+
+
+async def _told(event_log: EventLog, run_id: str, verdict: Verdict) -> Cancelled:
+    if isinstance(verdict, Accepted):
+        answer: Answer = "cancelled" if verdict.row.status is Status.CANCELLED else "cancelling"
+        return Cancelled(answer, verdict.already, verdict.row)
+    row = await event_log.run(run_id)
+    if verdict.reason != "ended" or row is None:
+        raise verdict
+    return standing(row, again=True)
+
+
+def standing(row: RunRow, again: bool = False) -> Cancelled:
+    """What a cancel has come to by now."""
+    if row.status is Status.CANCELLED:
+        return Cancelled("cancelled", again, row)
+    return Cancelled("ended" if row.status.is_terminal else "cancelling", again, row)
+
+
+async def certificate(event_log: EventLog, run_id: str) -> tuple[CallEnd, ...]:
+    """What became of each call that was open when the run was last cancelled, in order of request. Raises NotFound."""
+    events = await event_log.read(run_id)
+    if not events:
+        raise NotFound(f"no run {run_id} in this store")
+    return call_ends(events)
+
+
+def call_ends(events: Sequence[Stored]) -> tuple[CallEnd, ...]:
+    """What a log says about the calls that were open when its newest cancel was requested. Pure."""
+    at = max((n for n, stored in enumerate(events) if isinstance(stored.event, CancelRequested)), default=None)
+    if at is None:
+        return ()
+    before = fold(events[:at])
+    after: list[Stored] = []
+    for stored in events[at:]:
+        if isinstance(stored.event, RunRequeued):
+            break
+        after.append(stored)
+    return tuple(_call_end(before, call_id, after) for call_id in [call.tool_call_id for call in before.open_calls])
+
+
+def _call_end(before: State, call_id: str, after: Sequence[Stored]) -> CallEnd:
+    state, result, happened = before, None, False
+    for stored in after:
+        event = stored.event
+        state = evolve(state, event)
+        if isinstance(event, ToolResult) and event.tool_call_id == call_id:
+            result = event
+        elif isinstance(event, ToolEvidence) and event.tool_call_id == call_id:
+            happened = happened or not event.is_error
+    call = next(call for turn in state.turns for call in turn.calls if call.tool_call_id == call_id)
+    effect, text = call.effect, result.content if result else ""
+    fate: Fate = "finished" if happened else _fate(result, effect)
+    return CallEnd(call_id, call.request.name, effect, call.attempt, fate, text)
+
+
+def _fate(result: ToolResult | None, effect: str) -> Fate:
+    if result is None:
+        return "open"
+    if result.source in ("crash", "timeout"):
+        return "stopped" if effect == "read_only" else "unknown"
+    if result.source != "cancel":
+        return "finished"
+    said = str(json.loads(result.content)).removeprefix("cancelled: ")
+    if said.startswith("never started"):
+        return "never started"
+    return "stopped" if said.startswith("stopped") or effect == "read_only" else "unknown"
+
+
+__all__ = ["CallEnd", "Cancelled", "call_ends", "cancel", "certificate", "standing"]
