@@ -10,7 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .actors.agent import Agent, Limits
+    from .actors.agent import Agent
+    from .actors.guards import Limits
     from .actors.model import ModelReply, ModelRequest, ToolUse
     from .actors.tools import ApprovalAsk, Settled, Tool, ToolContext, tool
     from .client.runtime import Outcome, Run, Runtime, run
@@ -38,7 +39,8 @@ __all__ = [
     "tool",
 ]
 _HOMES = {
-    "actors.agent": ("Agent", "Limits"),
+    "actors.agent": ("Agent",),
+    "actors.guards": ("Limits",),
     "actors.model": ("ModelReply", "ModelRequest", "ToolUse"),
     "actors.tools": ("ApprovalAsk", "Settled", "Tool", "ToolContext", "tool"),
     "client.runtime": ("Outcome", "Run", "Runtime", "run"),

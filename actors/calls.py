@@ -1,4 +1,4 @@
-"""One tool call of a run, and what each event about it makes of it. Pure; the machine folds calls with this."""
+"""The tool calls of a turn, and what each event about one makes of it. Pure; the machine folds calls with this."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from ..store.events import (
     ApprovalDecided,
     ApprovalExpired,
     ApprovalRequested,
+    AssistantMessage,
     Effect,
     Raised,
     ToolCallRequested,
@@ -80,6 +81,18 @@ class Call:
     def waits(self) -> bool:
         """Whether it is open and a person's move."""
         return self.result is None and (self.unsettled is not None or self.gate in ("asked", "expired"))
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A model's answer and the calls that it asked for, in order."""
+
+    message: AssistantMessage
+    calls: tuple[Call, ...] = ()
+
+    @property
+    def open_calls(self) -> tuple[Call, ...]:
+        return tuple(call for call in self.calls if call.result is None)
 
 
 def evolve_call(call: Call, event: AboutCall) -> Call | None:

@@ -80,6 +80,8 @@ def final_notice(max_turns: int) -> str:
     )
 
 
+GOES_ON: Final = "The limit on turns was raised: the run goes on, and the tools are there again."
+"""What the model is told that was told of a last turn before the limit was raised."""
 NO_TOOLS: Final = "not executed: this was the last turn, and it has no tools"
 """The result of a call that is made in the last turn all the same."""
 

@@ -22,8 +22,9 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
+from ..store.errors import UsageError
 from ..store.events import Usage
 from .budgets import Amount, Cap, breach, expected_next, output_room
 from .ceilings import NO_TOOLS, Answer, final_answer, final_notice, is_final, over, turns_left, used_up
@@ -62,6 +63,26 @@ def limits_of(stored: JsonValue, changes: Iterable[Mapping[str, JsonValue]] = ()
     for changed in changes:
         limits |= changed
     return Limits.model_validate(limits)
+
+
+def changed(limits: Limits, changes: Mapping[str, object]) -> Limits:
+    """The limits with some of them changed. Raises UsageError for one that there is not, or that makes no sense."""
+    try:
+        return Limits.model_validate(limits.model_dump() | dict(changes))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise UsageError(f"limit {first['loc'][0]} cannot be {first['input']!r}: {first['msg']}") from error
+
+
+def raised(limits: Limits, changes: Mapping[str, object]) -> dict[str, JsonValue]:
+    """The changes of a resume as run_requeued keeps them. Raises UsageError unless each raises a limit or lifts it."""
+    now = changed(limits, changes)
+    for name in changes:
+        old, new = getattr(limits, name), getattr(now, name)
+        if new is not None and (old is None or new < old):
+            had = "has no bound" if old is None else f"is {old}"
+            raise UsageError(f"{name} {had}: a resume can raise a limit or lift it, not lower it to {new}")
+    return now.model_dump(mode="json", include=set(changes))
 
 
 @dataclass(frozen=True, slots=True)

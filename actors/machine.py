@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from functools import reduce
-from typing import Any, cast
+from typing import Any
 
 from ..store.errors import CorruptLog, IllegalTransition
 from ..store.events import (
@@ -20,6 +21,7 @@ from ..store.events import (
     CancelRequested,
     CodeChanged,
     Event,
+    NoticeInjected,
     RunCancelled,
     RunClaimed,
     RunCompleted,
@@ -35,21 +37,14 @@ from ..store.events import (
 )
 from ..store.projections import add_usage, closing_results
 from ..store.states import TERMINAL, TRANSITIONS, Status, status_after
-from .calls import AboutCall, Call, evolve_call, of_class, resumed
+from .budgets import Amount, tokens
+from .calls import AboutCall, Call, Turn, evolve_call, of_class, resumed
+from .ceilings import GOES_ON, Answer, is_final
+from .guards import Limits, Stop, TurnPlan, after_final, changed, limits_of, plan_turn
+from .prices import EXACT, ZERO, PriceList, cost
+from .standing import loop_end, standing
 
-__all__ = ["TRANSITIONS", "Call", "State", "evolve", "fold", "messages", "next_step"]
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A model's answer and the calls that it asked for, in order."""
-
-    message: AssistantMessage
-    calls: tuple[Call, ...] = ()
-
-    @property
-    def open_calls(self) -> tuple[Call, ...]:
-        return tuple(call for call in self.calls if call.result is None)
+__all__ = ["TRANSITIONS", "Call", "State", "begin", "evolve", "fold", "messages", "next_step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +60,14 @@ class State:
     turn_started: bool = False
     """A model call is under way (or was, when its process died)."""
     usage: Usage = field(default_factory=Usage)
+    cost: Decimal = ZERO
+    """US dollars, of the model calls whose prices are known."""
+    limits: Limits = field(default_factory=Limits)
+    """Those of the launch, overlaid by what each resume has raised."""
+    prices: PriceList | None = None
+    notices: tuple[NoticeInjected, ...] = ()
+    resumed: int = 0
+    """How many turns there were when the run was last resumed."""
     changes: tuple[CodeChanged, ...] = ()
     """The versions of the agent's code that came after the one that the run began with."""
     cancel: CancelRequested | None = None
@@ -90,9 +93,19 @@ class State:
         return agent.model_copy(update={"digest": self.changes[-1].digest}) if self.changes else agent
 
     @property
-    def max_turns(self) -> int:
-        limits = cast(dict[str, int], self.created.config.get("limits") or {})
-        return limits.get("max_turns", 50)
+    def used(self) -> Amount:
+        return Amount(tokens(self.usage), self.cost)
+
+
+def begin(created: RunCreated) -> State:
+    """The state of a run that was only created. Raises CorruptLog for limits and prices that are none."""
+    try:
+        prices = created.config.get("prices")
+        limits = limits_of(created.config.get("limits"))
+        known = None if prices is None else PriceList.model_validate(prices)
+        return State(created, limits=limits, prices=known)
+    except ValueError as error:
+        raise CorruptLog(f"the limits or the prices of a run cannot be read: {error}") from error
 
 
 # -- what happened ----------------------------------------------------------------------------------------
@@ -109,19 +122,26 @@ def evolve(state: State, event: Event) -> State:
             return replace(state, epoch=event.epoch)
         case CodeChanged():
             return replace(state, changes=(*state.changes, event))
+        case NoticeInjected():
+            if event.turn_index != state.turn_count:
+                raise IllegalTransition(status, event.type, f"turn {event.turn_index} is not due")
+            return replace(state, notices=(*state.notices, event))
         case TurnStarted():
             if event.turn_index != state.turn_count or state.turn_started:
                 raise IllegalTransition(status, event.type, f"turn {event.turn_index} is not due")
             return replace(state, turn_started=True)
         case AssistantMessage():
             past = (*state.past, before) if before else state.past
-            return replace(state, past=past, turn_started=False, usage=add_usage(state.usage, event.usage))
+            spent = EXACT.add(state.cost, cost(state.prices, event.usage)) if state.prices else state.cost
+            usage = add_usage(state.usage, event.usage)
+            return replace(state, past=past, turn_started=False, usage=usage, cost=spent)
         case CancelRequested():
             return replace(state, cancel=event)
         case RunCompleted() | RunFailed() | RunCancelled() | RunTimedOut():
             return replace(state, end=event)
         case RunRequeued():
-            return replace(state, cancel=None, end=None)
+            limits = changed(state.limits, event.limits) if event.limits else state.limits
+            return replace(state, cancel=None, end=None, limits=limits, resumed=state.turn_count)
     return state
 
 
@@ -171,7 +191,7 @@ def fold(events: Iterable[Stored], state: State | None = None) -> State:
         if state is None:
             if stored.seq != 1 or not isinstance(stored.event, RunCreated):
                 raise CorruptLog(f"a log begins with event {stored.seq}, {stored.event.type}, not with run_created")
-            state = State(stored.event)
+            state = begin(stored.event)
             continue
         if stored.seq != state.seq + 1:
             raise CorruptLog(f"event {stored.seq} follows event {state.seq}: the log has a gap")
@@ -191,10 +211,13 @@ def evolve_all(state: State, events: Iterable[Event]) -> State:
 
 @dataclass(frozen=True, slots=True)
 class CallModel:
-    """Ask the model for turn `turn_index`; `started` says that the log has its turn_started already."""
+    """Ask the model for turn `turn_index` as planned. `started` says that the log has its turn_started already;
+    `notice` is to be recorded before."""
 
     turn_index: int
     started: bool
+    plan: TurnPlan
+    notice: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,22 +262,50 @@ def next_step(state: State) -> Step:
         return Ask(due)
     if state.open_calls:
         return Execute(tuple(call for call in state.open_calls if not call.waits))
-    if state.turn and not state.turn.calls:
-        message = state.turn.message
-        return Finish((RunCompleted(output=message.text, stop_reason=message.stop_reason),))
-    if state.turn_count >= state.max_turns:
-        message_text = f"the limit of {state.max_turns} turns is used up; raise max_turns and resume"
-        return Finish((RunFailed(code="max_turns", message=message_text, phase="model"),))
-    return CallModel(state.turn_count, state.turn_started)
+    end = _end(state)
+    plan = end or plan_turn(state.limits, standing(state.turns, state.used, state.limits), state.prices)
+    match plan:
+        case Answer(output, stop_reason):
+            return Finish((RunCompleted(output=output, stop_reason=stop_reason),))
+        case Stop(code, message):
+            return Finish((RunFailed(code=code, message=message, phase="model"),))
+    return CallModel(state.turn_count, state.turn_started, plan, _notice(state, plan))
+
+
+def _end(state: State) -> Answer | Stop | None:
+    """How a run ends whose newest turn, with all its results, is its last; None where another one is due."""
+    turn, limits = state.turn, state.limits
+    if turn is None:
+        return None
+    message = turn.message
+    if is_final(message.turn_index, limits.max_turns):
+        return after_final(limits, standing(state.turns, state.used, state.limits), message.text)
+    if not turn.calls and (message.text or state.turn_count > state.resumed):
+        return Answer(message.text, message.stop_reason)
+    why = loop_end(limits, state.turns, state.resumed)
+    return Stop("loop_detected", f"{why}; resume it to give it another chance") if why else None
+
+
+def _notice(state: State, plan: TurnPlan) -> str | None:
+    """What the model has to be told before its next turn and was not told yet."""
+    told = state.notices[-1].text if state.notices else None
+    wanted = plan.notice or (GOES_ON if told else None)
+    return None if wanted == told else wanted
 
 
 # -- what the model sees ----------------------------------------------------------------------------------
 
 
 def messages(state: State) -> list[dict[str, Any]]:
-    """The conversation: every tool call is answered by exactly one result in the next message."""
+    """The conversation: every tool call is answered by exactly one result in the next message; a notice is the
+    user's, before the turn that it is about."""
     said: list[dict[str, Any]] = [{"role": "user", "content": state.created.input}]
+    notices = {notice.turn_index: notice.text for notice in state.notices}
     for turn in state.turns:
+        if notice := notices.get(turn.message.turn_index):
+            said.append({"role": "user", "content": notice})
+        if not turn.calls and not turn.message.text:
+            continue  # it said nothing and asked for nothing: nobody takes an empty message
         calls = [
             {"id": call.tool_call_id, "name": call.request.name, "arguments": call.request.arguments}
             for call in turn.calls
@@ -263,6 +314,8 @@ def messages(state: State) -> list[dict[str, Any]]:
         results = [_seen_result(call, call.result) for call in turn.calls if call.result]
         if results:
             said.append({"role": "tool", "results": results})
+    if notice := notices.get(state.turn_count):
+        said.append({"role": "user", "content": notice})
     return said
 
 

@@ -54,6 +54,13 @@ class ModelRequest(BaseModel):
     instructions: str
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
+    """None in the last turn, which has a notice instead."""
+    turns_left: str = ""
+    """What to tell the model of the turns that remain."""
+    notice: str | None = None
+    """What the model is told for this turn alone; it is in the last of the messages too."""
+    max_output_tokens: int | None = None
+    """The longest answer that the run's budget has room for; None: any."""
 
 
 Model = Callable[[ModelRequest], Awaitable[ModelReply]]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final, Literal
 
 from ..store.errors import PerdureError, UsageError
@@ -17,6 +18,7 @@ from ..store.events import (
     AgentRef,
     CodeChanged,
     Event,
+    NoticeInjected,
     RunCancelled,
     RunCompleted,
     RunFailed,
@@ -36,6 +38,7 @@ from .machine import Execute as ExecuteStep
 from .model import Model, ModelReply, ModelRequest, make_model
 from .requests import Ended, Execute, Executed, Start
 from .results import valid_text
+from .standing import judged
 from .turn import asked_again, turn_events
 
 Ask = Callable[[Any], Awaitable[Any]]
@@ -138,12 +141,12 @@ class Owner:
         try:
             loaded = self._agent()
             answer = self._answers.get(step.turn_index)
-            self._start_turn(step.turn_index)
+            self._start_turn(step)
             if answer is None:
-                answer = await self._answer(loaded, step.turn_index)
+                answer = await self._answer(loaded, step)
             if answer is not None:
                 self._answers = {step.turn_index: answer}
-                self._start_turn(step.turn_index)
+                self._start_turn(step)
                 self._pending += answer
         except Lost:
             raise
@@ -153,16 +156,22 @@ class Owner:
             text = valid_text(str(error) if isinstance(error, PerdureError) else f"{type(error).__name__}: {error}")
             self._pending.append(RunFailed(code="model_error", message=text, phase="model"))
 
-    def _start_turn(self, turn_index: int) -> None:
-        if not self._decided().turn_started:
-            self._pending.append(TurnStarted(turn_index=turn_index))
+    def _start_turn(self, step: CallModel) -> None:
+        state = self._decided()
+        if step.notice and all(told.text != step.notice for told in state.notices[-1:]):
+            self._pending.append(NoticeInjected(turn_index=step.turn_index, text=step.notice))
+        if not state.turn_started:
+            self._pending.append(TurnStarted(turn_index=step.turn_index))
 
-    async def _answer(self, loaded: LoadedAgent, turn_index: int) -> list[Event] | None:
+    async def _answer(self, loaded: LoadedAgent, step: CallModel) -> list[Event] | None:
         """The model's answer as events, or None when it is not wanted any more."""
-        reply = await self._ask_model(loaded, turn_index)
+        reply = await self._ask_model(loaded, step)
         if reply is None:
             return None
-        return await turn_events(self._start.run_id, turn_index, reply, loaded.agent, self._state.created.metadata)
+        state = self._state
+        judge = partial(judged, state.limits, state.turns, state.resumed)
+        about = (loaded.agent, state.created.metadata, judge)
+        return await turn_events(self._start.run_id, step.turn_index, reply, *about)
 
     def _ask_again(self, calls: Sequence[Call]) -> None:
         """Make the questions about gated calls of a resumed run pending."""
@@ -180,9 +189,9 @@ class Owner:
         except UsageError as error:
             return [RunFailed(code="agent_unavailable", message=error.message, phase="tool")]
 
-    async def _ask_model(self, loaded: LoadedAgent, turn_index: int) -> ModelReply | None:
+    async def _ask_model(self, loaded: LoadedAgent, step: CallModel) -> ModelReply | None:
         """The model's answer, or None when the run changed meanwhile and the answer is not wanted any more."""
-        asking = asyncio.create_task(self._reply(loaded, turn_index))
+        asking = asyncio.create_task(self._reply(loaded, step))
         try:
             await asyncio.wait({asking}, timeout=LINGER_S)
             looks = bool(self._pending)
@@ -196,8 +205,8 @@ class Owner:
         finally:
             asking.cancel()
 
-    async def _reply(self, loaded: LoadedAgent, turn_index: int) -> ModelReply:
-        reply = await self._model(loaded)(self._request(loaded.agent, turn_index))
+    async def _reply(self, loaded: LoadedAgent, step: CallModel) -> ModelReply:
+        reply = await self._model(loaded)(self._request(loaded.agent, step))
         if reply.delay_ms:
             await asyncio.sleep(reply.delay_ms / 1000)
         return reply
@@ -218,16 +227,20 @@ class Owner:
         chosen = self._state.created.config.get("model")
         return make_model(chosen if isinstance(chosen, str) else loaded.agent.model, loaded.folder)
 
-    def _request(self, agent: Agent, turn_index: int) -> ModelRequest:
-        created = self._state.created
+    def _request(self, agent: Agent, step: CallModel) -> ModelRequest:
+        created, plan = self._state.created, step.plan
+        tools = () if plan.final else agent.tools
         return ModelRequest.model_construct(
             run_id=self._start.run_id,
-            turn_index=turn_index,
+            turn_index=step.turn_index,
             input=created.input,
             metadata=created.metadata,
             instructions=agent.instructions,
-            messages=messages(self._state),
-            tools=[{"name": t.name, "description": t.description, "schema": t.schema} for t in agent.tools],
+            messages=messages(self._decided()),
+            tools=[{"name": t.name, "description": t.description, "schema": t.schema} for t in tools],
+            turns_left=plan.turns_left,
+            notice=plan.notice or step.notice,
+            max_output_tokens=plan.max_output_tokens,
         )
 
     # -- a cancel -----------------------------------------------------------------------------------------

@@ -1,49 +1,63 @@
 """A model's answer as events: the message, an intent for each call, and what is decided about a call at once.
 
 A call of an unknown tool, or with arguments that do not fit, has its error result in the same append; so has one that
-its tool's policy denies. A gated call has its question there: nobody ever sees it without its gate.
+the run's guards or its tool's policy refuse. A gated call has its question there: nobody ever sees it without its gate.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pydantic import JsonValue, ValidationError
 
-from ..store.events import AssistantMessage, Event, ToolCallRequested, ToolResult, canonical
+from ..store.events import AssistantMessage, Event, ResultSource, ToolCallRequested, ToolResult, canonical
 from .agent import Agent
 from .approvals import denial, question, ruled
+from .guards import Refused, Wanted
 from .machine import Call, idempotency_key
 from .model import ModelReply, ToolUse
 from .results import plain_error, valid_text
 from .tools import ApprovalAsk, Tool
 
+Judge = Callable[[Sequence[Wanted]], Sequence[Refused | None]]
+"""What the guards of a run say to the calls of a turn."""
+
+
+def unguarded(calls: Sequence[Wanted]) -> Sequence[Refused | None]:
+    """A Judge of a run without limits."""
+    return [None] * len(calls)
+
 
 async def turn_events(
-    run_id: str, turn_index: int, reply: ModelReply, agent: Agent, metadata: Mapping[str, JsonValue] | None = None
+    run_id: str,
+    turn_index: int,
+    reply: ModelReply,
+    agent: Agent,
+    metadata: Mapping[str, JsonValue] | None = None,
+    judge: Judge = unguarded,
 ) -> list[Event]:
-    """The events of a turn, in the order in which they are legal. Asks the policies of gated tools."""
+    """The events of a turn, in the order in which they are legal. Asks the guards about all calls at once, and then the
+    policies of gated tools."""
+    checked = [checked_arguments(use, agent) for use in reply.tool_calls]
+    wanted = [
+        Wanted(use.name, arguments, isinstance(fit, Tool))
+        for use, (arguments, fit) in zip(reply.tool_calls, checked, strict=True)
+    ]
+    verdicts = judge(wanted)
     requests: list[ToolCallRequested] = []
     questions: list[Event] = []
     refusals: list[Event] = []
     for number, use in enumerate(reply.tool_calls):
-        call_id = f"t{turn_index}c{number}"  # providers repeat ids; ours are unique within the run
-        tool = agent.tool(use.name)
-        arguments, fit = checked_arguments(use, agent)
-        request = ToolCallRequested(
-            turn_index=turn_index,
-            tool_call_id=call_id,
-            provider_id=use.id or call_id,
-            name=use.name,
-            arguments=arguments,
-            effect=tool.options.effect if tool else "read_only",
-            idempotency_key=idempotency_key(run_id, call_id),
-        )
+        arguments, fit = checked[number]
+        request = _intent(run_id, turn_index, number, use, arguments, agent)
         requests.append(request)
-        if isinstance(fit, str):
-            refusals.append(_invalid(call_id, 1, fit))
+        call_id, refused = request.tool_call_id, verdicts[number]
+        if refused:
+            refusals.append(_refusal(call_id, 1, plain_error(refused.kind, refused.why), refused.source))
+        elif isinstance(fit, str):
+            refusals.append(_refusal(call_id, 1, fit))
         elif fit.approval.rule != "never":
             ruling = await ruled(fit, _ask(run_id, request, metadata or {}))
             if ruling.word == "ask":
@@ -59,6 +73,20 @@ async def turn_events(
     return [message, *requests, *questions, *refusals]
 
 
+def _intent(run_id: str, turn_index: int, number: int, use: ToolUse, arguments: str, agent: Agent) -> ToolCallRequested:
+    call_id = f"t{turn_index}c{number}"  # providers repeat ids; ours are unique within the run
+    tool = agent.tool(use.name)
+    return ToolCallRequested(
+        turn_index=turn_index,
+        tool_call_id=call_id,
+        provider_id=use.id or call_id,
+        name=use.name,
+        arguments=arguments,
+        effect=tool.options.effect if tool else "read_only",
+        idempotency_key=idempotency_key(run_id, call_id),
+    )
+
+
 def asked_again(calls: Iterable[Call], agent: Agent) -> list[Event]:
     """What becomes of gated calls when their run was resumed: each is put to a person anew, or does not fit its tool
     any more."""
@@ -67,7 +95,7 @@ def asked_again(calls: Iterable[Call], agent: Agent) -> list[Event]:
     for call in calls:
         fit = fitting(call.request.name, call.arguments, agent)
         if isinstance(fit, str):
-            refusals.append(_invalid(call.tool_call_id, call.attempt, fit))
+            refusals.append(_refusal(call.tool_call_id, call.attempt, fit))
         else:
             questions.append(question(call.effective, call.arguments, fit, "the run was resumed: asked again"))
     return [*questions, *refusals]
@@ -104,8 +132,8 @@ def unfit(tool: Tool, arguments: str) -> str:
     return ""
 
 
-def _invalid(call_id: str, attempt: int, problem: str) -> ToolResult:
-    return ToolResult(tool_call_id=call_id, attempt=attempt, content=problem, is_error=True, source="validation")
+def _refusal(call_id: str, attempt: int, why: str, source: ResultSource = "validation") -> ToolResult:
+    return ToolResult(tool_call_id=call_id, attempt=attempt, content=why, is_error=True, source=source)
 
 
 def _ask(run_id: str, request: ToolCallRequested, metadata: Mapping[str, JsonValue]) -> ApprovalAsk:

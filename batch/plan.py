@@ -119,7 +119,7 @@ async def make_plan(event_log: SqlLog, batch: Batch, retry: bool = False) -> Pla
 
 def _check_same(batch: Batch, sample: Sample, event: RunCreated) -> None:
     """Raises UsageError when a sample's run was something else than would be launched now."""
-    model = batch.loaded.agent.snapshot(batch.model)["model"]
+    model = batch.loaded.agent.chosen(batch.model)
     for what, before, now in (
         ("agent", event.agent.ref, batch.loaded.ref.ref),
         ("model", event.config.get("model"), model),

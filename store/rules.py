@@ -18,6 +18,7 @@ from .events import (
     AssistantMessage,
     CodeChanged,
     Event,
+    NoticeInjected,
     RunCancelled,
     RunClaimed,
     RunCompleted,
@@ -58,6 +59,7 @@ from .states import TERMINAL, Status
 Key = tuple[str, str]
 _OWNERS_EVENTS = (
     CodeChanged,
+    NoticeInjected,
     TurnStarted,
     AssistantMessage,
     ToolCallRequested,

@@ -11,15 +11,16 @@ import contextvars
 import copy
 import functools
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from perdure.actors import attempt as attempts
-from perdure.actors.agent import Agent, Limits
+from perdure.actors.agent import Agent
 from perdure.actors.attempt import Outcome, Work
 from perdure.actors.courier import Courier, Desk, Numbered, Reply
+from perdure.actors.guards import Limits
 from perdure.actors.journal import Journal, serve
 from perdure.actors.pursuit import TaskDied
 from perdure.actors.requests import Ended, Start
@@ -309,7 +310,13 @@ class FakeTasks:
             del self.world.zombies[call.nonce]
         return False
 
-    def begun(self, run_id: str, tool_call_id: str, attempt: int, node: str) -> None:
+    def begun(self, run_id: str, tool_call_id: str, attempt: int, node: str, pid: int) -> None:
+        return None
+
+    async def stop(self, run_id: str, tool_call_id: str) -> None:
+        return None
+
+    async def end_children(self, wanted: str, nodes: Collection[str]) -> None:
         return None
 
     def kill(self, run_id: str, tool_call_id: str) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from perdure.actors.budgets import Amount
+from perdure.actors.guards import Limits, Standing, TurnPlan, plan_turn
+from perdure.actors.machine import CallModel
 from perdure.store.events import (
     ApprovalDecided,
     ApprovalExpired,
@@ -46,6 +49,14 @@ def requested(number: int = 0, turn: int = 0, effect: Any = "non_idempotent") ->
         effect=effect,
         idempotency_key=f"key of {call_id}",
     )
+
+
+def due(index: int, started: bool = False) -> CallModel:
+    """The step that asks the model for a turn, after turns of one token without limits but the default ones."""
+    last = Usage(input_tokens=1) if index else None
+    plan = plan_turn(Limits(), Standing(index, Amount(index), last))
+    assert isinstance(plan, TurnPlan)
+    return CallModel(index, started, plan)
 
 
 def marked(attempt: int = 1) -> ToolCallStarted:

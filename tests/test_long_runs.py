@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from perdure.actors.agent import Agent, Limits
+from perdure.actors.agent import Agent
 from perdure.actors.attempt import Outcome, Work
+from perdure.actors.guards import Limits
 from perdure.actors.journal import Journal, serve
 from perdure.actors.machine import fold
 from perdure.actors.requests import Execute, Start

@@ -11,11 +11,11 @@ from typing import Any, get_args
 import pytest
 
 from perdure.actors.machine import (
-    CallModel,
     Execute,
     Finish,
     State,
     Wait,
+    begin,
     evolve,
     evolve_all,
     fold,
@@ -42,7 +42,7 @@ from perdure.store.events import (
 from perdure.store.states import TERMINAL, TRANSITIONS, Status, status_after
 
 from .fakes import check_messages, created
-from .machine_kit import BEGAN, CALL, CLAIMED, ONE_OF_EACH, TWO_CALLS, answer, asked, marked, requested, result
+from .machine_kit import BEGAN, CALL, CLAIMED, ONE_OF_EACH, TWO_CALLS, answer, asked, due, marked, requested, result
 
 BY_CALLS: dict[tuple[int, int], Status] = {
     (0, 0): Status.RUNNING,
@@ -229,12 +229,12 @@ def test_nothing_is_asked_of_the_model_before_every_call_has_its_result() -> Non
     state = evolve_all(State(created()), [*TWO_CALLS, result("t0c1")])
     step = next_step(state)
     assert isinstance(step, Execute) and [call.tool_call_id for call in step.calls] == ["t0c0"]
-    assert next_step(evolve(state, result("t0c0"))) == CallModel(1, False)
+    assert next_step(evolve(state, result("t0c0"))) == due(1)
 
 
 def test_a_model_call_that_was_under_way_is_made_again() -> None:
     state = evolve_all(State(created()), [CLAIMED, TurnStarted(turn_index=0), CLAIMED])
-    assert next_step(state) == CallModel(0, True)
+    assert next_step(state) == due(0, started=True)
 
 
 @pytest.mark.parametrize("status", [Status.QUEUED, Status.AWAITING_APPROVAL, *TERMINAL])
@@ -243,7 +243,7 @@ def test_an_owner_has_nothing_to_do_for_a_run_that_waits_or_has_ended(status: St
 
 
 def test_the_turns_that_a_run_may_take_are_bounded_by_its_own_snapshot() -> None:
-    state = evolve_all(State(created(config={"limits": {"max_turns": 1}})), [*BEGAN, requested(), result()])
+    state = evolve_all(begin(created(config={"limits": {"max_turns": 1}})), [*BEGAN, requested(), result()])
     step = next_step(state)
     assert isinstance(step, Finish)
     assert isinstance(step.events[-1], RunFailed) and step.events[-1].code == "max_turns"

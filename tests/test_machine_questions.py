@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.actors.machine import Ask, CallModel, Execute, Finish, State, Wait, evolve, evolve_all, messages, next_step
+from perdure.actors.machine import Ask, Execute, Finish, State, Wait, evolve, evolve_all, messages, next_step
 from perdure.store.errors import IllegalTransition
 from perdure.store.events import (
     ApprovalExpired,
@@ -20,7 +20,20 @@ from perdure.store.events import (
 from perdure.store.states import Status
 
 from .fakes import created
-from .machine_kit import BEGAN, CALL, CLAIMED, TWO_CALLS, asked, decided, marked, requested, result, settled, unsettled
+from .machine_kit import (
+    BEGAN,
+    CALL,
+    CLAIMED,
+    TWO_CALLS,
+    asked,
+    decided,
+    due,
+    marked,
+    requested,
+    result,
+    settled,
+    unsettled,
+)
 
 
 def test_a_run_waits_for_a_person_only_when_every_open_call_does() -> None:
@@ -54,7 +67,7 @@ def test_nothing_is_noted_beside_a_result_whose_arguments_were_left_alone() -> N
 def test_a_rejection_waits_on_until_its_result_closes_the_call() -> None:
     rejected = evolve_all(State(created()), [*BEGAN, requested(), asked(), decided("reject")])
     assert rejected.status is Status.AWAITING_APPROVAL
-    assert next_step(evolve(rejected, result(content='"too dear"'))) == CallModel(1, False)
+    assert next_step(evolve(rejected, result(content='"too dear"'))) == due(1)
 
 
 @pytest.mark.parametrize("ended", [RunCancelled(reason="r"), RunTimedOut(reason="r")], ids=["cancelled", "timed out"])

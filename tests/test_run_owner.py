@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from perdure.actors import run as owners
-from perdure.actors.agent import Agent, Limits
+from perdure.actors.agent import Agent
+from perdure.actors.guards import Limits
 from perdure.actors.loading import LoadedAgent
 from perdure.actors.machine import fold
 from perdure.actors.model import ModelReply, ModelRequest, ToolUse
@@ -274,7 +275,7 @@ async def test_a_hiccup_of_the_journal_does_not_show(monkeypatch: pytest.MonkeyP
 
 
 async def test_the_limit_of_turns_ends_a_run_after_the_last_results_are_recorded() -> None:
-    case = Case(Tape((asks("look"), asks("look"))), max_turns=2)
+    case = Case(Tape((asks("look"),)), max_turns=1)
     assert (await case.drive()).status is Status.FAILED
     assert (await case.end()).code == "max_turns"
     assert all(call.result_seq for call in await case.log.calls(RUN))

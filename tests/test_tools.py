@@ -12,8 +12,9 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from perdure.actors.agent import Agent, Limits
+from perdure.actors.agent import Agent
 from perdure.actors.approvals import approval_digest
+from perdure.actors.guards import Limits
 from perdure.actors.tools import Approval, ApprovalAsk, Settled, Tool, ToolContext, ToolOptions, Word, tool
 from perdure.store.errors import UsageError
 from perdure.store.events import canonical
