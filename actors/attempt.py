@@ -15,8 +15,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any, Literal
 from uuid import uuid4
@@ -25,13 +25,15 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from ..store.errors import PerdureError
 from ..store.events import AgentRef, Effect, ToolCallStarted
+from . import stopping
+from .children import Children
 from .kernel import AttemptLock, Deadline, boot_id, own_start, runtime_folder
 from .loading import loaded
 from .results import NoJsonForm, error_text, plain_error, result_text, valid_text
-from .tools import Settled, Tool, ToolContext
+from .stopping import GRACE_S as GRACE_S
+from .stopping import Stoppable, served, stopped_by
+from .tools import Cancelled, Settled, Tool, ToolContext
 
-GRACE_S = 5.0
-"""Time between a tool's timeout and the kernel's SIGKILL."""
 ITEMS_MAX = 10_000
 """How many values of a generator are recorded."""
 
@@ -61,17 +63,22 @@ class Outcome(BaseModel):
     """How an attempt ended. `content` is JSON text of a value or error, or says why there is none. Where its handler
     ran, `node` and `pid` are its process and `took_s` is how long it ran.
 
-    result: the call's result. exited: the handler left its process, so the effect is unknown. timeout: it was
-    interrupted. refused: it never began. happened, did_not_happen, unknown: a probe's answer.
+    result: the call's result. exited: the handler left its process, so the effect is unknown. timeout, stopped: it was
+    interrupted. spared: it was told to stop before its handler began. refused: it never had leave to begin. happened,
+    did_not_happen, unknown: a probe's answer.
     """
 
     model_config = ConfigDict(frozen=True)
-    kind: Literal["result", "exited", "timeout", "refused", "happened", "did_not_happen", "unknown"]
+    kind: Literal[
+        "result", "exited", "timeout", "stopped", "spared", "refused", "happened", "did_not_happen", "unknown"
+    ]
     content: str = '""'
     is_error: bool = False
     node: str = ""
     pid: int = 0
     took_s: float | None = None
+    left: bool = False
+    """Whether the handler may have left processes behind."""
 
 
 class TimedOut(BaseException):
@@ -87,19 +94,27 @@ def perform(work: Work, begin: Begin, node: str) -> Outcome:
     end_a_spoilt_process()
     deadline = Deadline(work.timeout_s + GRACE_S)
     try:
-        if work.probe:
-            return _probe(work, _tool(work))
-        call = _bound(work)
-        if isinstance(call, Outcome):
-            return call
-        if work.effect == "non_idempotent":
-            return _marked(work, call, begin, node)
-        refusal = begin(None)
-        return Outcome(kind="refused", content=refusal) if refusal else _handled(work, call, node)
+        with served(Stoppable(work.store, work.run_id, work.tool_call_id, work.attempt, deadline)):
+            return _performed(work, begin, node)
     except PerdureError as error:
         return Outcome(kind="result", content=plain_error(type(error).__name__, str(error)), is_error=True)
     finally:
         deadline.disarm()
+
+
+def _performed(work: Work, begin: Begin, node: str) -> Outcome:
+    children = Children(work.store, work.run_id, work.tool_call_id, work.attempt)
+    if work.probe:
+        answer = _probe(work, _tool(work))
+        children.end()
+        return answer
+    call = _bound(work)
+    if isinstance(call, Outcome):
+        return call
+    if work.effect == "non_idempotent":
+        return _marked(work, call, begin, node, children)
+    refusal = begin(None)
+    return Outcome(kind="refused", content=refusal) if refusal else _handled(work, call, node, children)
 
 
 def _bound(work: Work) -> Callable[[], Any] | Outcome:
@@ -130,10 +145,11 @@ def _context(work: Work) -> ToolContext:
         idempotency_key=work.idempotency_key,
         deadline=time.time() + work.timeout_s,
         metadata=work.metadata,
+        cancelled=stopping.serving.cancelled if stopping.serving else Cancelled(),
     )
 
 
-def _marked(work: Work, call: Callable[[], Any], begin: Begin, node: str) -> Outcome:
+def _marked(work: Work, call: Callable[[], Any], begin: Begin, node: str, children: Children) -> Outcome:
     """A non_idempotent attempt: lock, mark, handler, result in the lock file, in this order."""
     nonce = uuid4().hex
     lock = AttemptLock(runtime_folder(work.store) / f"{work.run_id}.{work.tool_call_id}.{work.attempt}.{nonce[:8]}")
@@ -152,7 +168,7 @@ def _marked(work: Work, call: Callable[[], Any], begin: Begin, node: str) -> Out
         if refusal := begin(mark):
             lock.path.unlink()
             return Outcome(kind="refused", content=refusal)
-        outcome = _handled(work, call, node)
+        outcome = _handled(work, call, node, children)
         if outcome.kind == "result":
             lock.leave(outcome.model_dump_json().encode())
         return outcome
@@ -183,17 +199,22 @@ def _probe(work: Work, tool: Tool) -> Outcome:
     return Outcome(kind=kind, content=valid_text(box[0].why))
 
 
-def _handled(work: Work, call: Callable[[], Any], node: str) -> Outcome:
-    """The outcome of the handler, with where and how long it ran."""
+def _handled(work: Work, call: Callable[[], Any], node: str, children: Children) -> Outcome:
+    """The outcome of the handler, with where and how long it ran. What it has started is ended, unless it returned."""
     began = time.monotonic()
     outcome = _run(work, call)
-    return outcome.model_copy(update={"node": node, "pid": os.getpid(), "took_s": time.monotonic() - began})
+    took_s = time.monotonic() - began
+    ends = outcome.kind != "result" or (stopping.serving is not None and stopping.serving.cancelled.came)
+    left = not children.end() if ends else bool(children.found())
+    return outcome.model_copy(update={"node": node, "pid": os.getpid(), "took_s": took_s, "left": left or spoilt()})
 
 
 def _run(work: Work, call: Callable[[], Any]) -> Outcome:
     """Call the handler; every ending is an Outcome."""
     threads = set(threading.enumerate())
     try:
+        if stopping.serving and stopping.serving.cancelled.came:
+            return Outcome(kind="spared", content=plain_error("Cancelled", "stopped before it began"), is_error=True)
         return Outcome(kind="result", content=result_text(_resolve(call, work.timeout_s)))
     except TimedOut:
         text = plain_error("Timeout", f"the tool was interrupted after {work.timeout_s:g} s")
@@ -204,6 +225,8 @@ def _run(work: Work, call: Callable[[], Any]) -> Outcome:
     except NoJsonForm as error:
         return Outcome(kind="result", content=plain_error("NoJsonForm", str(error)), is_error=True)
     except BaseException as error:  # noqa: BLE001 - an error of the handler, of whatever class, is its result
+        if stopping.serving and stopping.serving.cancelled.came and stopped_by(error):
+            return Outcome(kind="stopped", content=plain_error("Cancelled", "it was interrupted"), is_error=True)
         return Outcome(kind="result", content=error_text(error), is_error=True)
     finally:
         _spoilt.update(set(threading.enumerate()) - threads)
@@ -211,7 +234,7 @@ def _run(work: Work, call: Callable[[], Any]) -> Outcome:
 
 def _resolve(call: Callable[[], Any], timeout_s: float) -> Any:
     """The value of a handler of any kind: plain or async function, generator, or one that hides a coroutine."""
-    with _alarm(timeout_s):
+    with _alarm(timeout_s), _interruptible():
         value = call()
         if inspect.isgenerator(value):
             return _bounded(value)
@@ -221,22 +244,29 @@ def _resolve(call: Callable[[], Any], timeout_s: float) -> Any:
     return value
 
 
+def _interruptible() -> AbstractContextManager[None]:
+    return stopping.serving.interruptible() if stopping.serving else nullcontext()
+
+
 async def _awaited(value: Any, timeout_s: float) -> Any:
     limit = asyncio.timeout(timeout_s)
     try:
         async with limit:
-            if not inspect.isasyncgen(value):
-                return await value
-            items = []
-            async for item in value:
-                items.append(item)
-                if len(items) > ITEMS_MAX:
-                    raise OverflowError(f"the tool yielded over {ITEMS_MAX} values")
-            return items
+            with stopping.serving.cancellable() if stopping.serving else nullcontext():
+                return await _gathered(value) if inspect.isasyncgen(value) else await value
     except TimeoutError as error:
         if limit.expired():
             raise TimedOut from error
         raise
+
+
+async def _gathered(values: AsyncIterator[Any]) -> list[Any]:
+    items = []
+    async for item in values:
+        items.append(item)
+        if len(items) > ITEMS_MAX:
+            raise OverflowError(f"the tool yielded over {ITEMS_MAX} values")
+    return items
 
 
 def _bounded(values: Iterator[Any]) -> list[Any]:
@@ -268,7 +298,12 @@ _spoilt: set[threading.Thread] = set()
 """Threads that handlers left running in this process."""
 
 
+def spoilt() -> bool:
+    """Whether a handler left a thread running in this process."""
+    return any(thread.is_alive() for thread in _spoilt)
+
+
 def end_a_spoilt_process() -> None:
     """A process in which a handler left a thread serves no further attempt: that thread may act at any time."""
-    if any(thread.is_alive() for thread in _spoilt):
+    if spoilt():
         os._exit(0)

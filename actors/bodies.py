@@ -114,10 +114,10 @@ class JournalActor:
         return await desk.exchange(client, incarnation, requests, done)
 
     async def begin(
-        self, run_id: str, tool_call_id: str, attempt: int, node: str, mark: ToolCallStarted | None
+        self, run_id: str, tool_call_id: str, attempt: int, node: str, pid: int, mark: ToolCallStarted | None
     ) -> str | None:
         journal, _ = await self._ready()
-        return await journal.begin(run_id, tool_call_id, attempt, node, mark)
+        return await journal.begin(run_id, tool_call_id, attempt, node, mark, pid)
 
     async def commit(self, commands: Sequence[Command]) -> list[Verdict]:
         journal, _ = await self._ready()

@@ -20,7 +20,7 @@ from ..store.events import Stored, ToolCallRequested, ToolCallStarted
 from ..store.log import Accepted, Append, CallRow, Clock, Command, EventLog, Leave, Mark, Refused, Verdict
 from ..store.states import TERMINAL
 from ..store.writer import GroupWriter
-from .changed import closings
+from .changed import closings, in_doubt
 from .pursuit import Pursued, Pursuit, Tasks
 from .requests import Execute, Executed
 from .tools import ToolOptions
@@ -68,11 +68,14 @@ class Journal:
         self._log, self._tasks, self._sleep = event_log, tasks, sleep
         self._writer = GroupWriter(event_log)
         self._runs: dict[str, _Followed] = {}
+        self._endings: set[asyncio.Task[None]] = set()
+        """What still runs for ended runs is being stopped."""
         self._pursuit = Pursuit(event_log, self.submit, tasks, self._epoch_of, store, clock, sleep)
 
     async def execute(self, ask: Execute) -> Executed:
         """Append as the owner, then wait until every released call has its result or nothing more can be done; or
-        until somebody else has appended to the run: a cancel, or a decision that releases one more call.
+        until somebody else has appended to the run: a cancel, or a decision that releases one more call. Of a run that
+        is cancelled, stop what runs: once this returns, nothing of it does, and each call that had begun has a result.
 
         Raises Refused. May be repeated: calls that run are joined, never started twice.
         """
@@ -87,7 +90,9 @@ class Journal:
         run.epoch = ask.epoch
         run.knows(ask.expected_seq)
         told = ask.expected_seq + len(done.events) == done.row.seq >= run.seq
-        if told and done.calls and not done.row.cancel:
+        if done.row.cancel:
+            await self._stop(run, ask, done)
+        elif told and done.calls:
             told = await self._see_through(run, ask, done)
         events = await self._since(ask.run_id, run, ask.expected_seq, told)
         if not run.calls and self._runs.get(ask.run_id) is run:
@@ -123,7 +128,21 @@ class Journal:
                 raise error
         return not news.is_set()
 
-    def _pursue(self, run: _Followed, ask: Execute, call: CallRow, request: ToolCallRequested, fresh: bool) -> None:
+    async def _stop(self, run: _Followed, ask: Execute, done: Accepted) -> None:
+        """Stop what runs of a cancelled run, and find out what became of calls that ran when their journal died."""
+        requests = {event.tool_call_id: event for event in ask.known}
+        for call in done.calls:
+            doubtful = in_doubt(call) and not call.unsettled and call.tool_call_id in requests
+            if doubtful and call.tool_call_id not in run.calls:
+                self._pursue(run, ask, call, requests[call.tool_call_id], fresh=False).stopping.set()
+        under_way = list(run.calls.values())
+        await asyncio.gather(*(self._pursuit.stop(it, pursuing) for it, pursuing in under_way))
+        await self._pursuit.end_left(ask.run_id)
+        for _, pursuing in under_way:
+            if error := pursuing.exception():
+                raise error
+
+    def _pursue(self, run: _Followed, ask: Execute, call: CallRow, request: ToolCallRequested, fresh: bool) -> Pursued:
         if ask.agent is None:
             raise PerdureError(f"run {ask.run_id}: an execute with calls names no agent")
         options = ask.options.get(call.name) or ToolOptions(request.effect)
@@ -132,6 +151,7 @@ class Journal:
         task = asyncio.create_task(self._pursuit.pursue(pursued, fresh))
         run.calls[call.tool_call_id] = (pursued, task)
         task.add_done_callback(lambda _: run.calls.pop(call.tool_call_id, None))
+        return pursued
 
     async def _without_misfits(self, run: _Followed, ask: Execute, done: Accepted) -> tuple[CallRow, ...] | None:
         """The open calls, once those are closed that nothing runs for and that the agent's code has no place for. None
@@ -160,7 +180,7 @@ class Journal:
             pursued.row = call
 
     async def begin(
-        self, run_id: str, tool_call_id: str, attempt: int, node: str, mark: ToolCallStarted | None
+        self, run_id: str, tool_call_id: str, attempt: int, node: str, mark: ToolCallStarted | None, pid: int = 0
     ) -> str | None:
         """Leave to begin, asked from inside a task right before the handler. Returns why not, or None."""
         command = Mark(run_id, mark) if mark else Leave(run_id, tool_call_id, attempt)
@@ -173,7 +193,7 @@ class Journal:
         if known and known[0].row.attempt == attempt:
             known[0].begun = attempt
             known[0].row = next((c for c in done.calls if c.tool_call_id == tool_call_id), known[0].row)
-            self._tasks.begun(run_id, tool_call_id, attempt, node)
+            self._tasks.begun(run_id, tool_call_id, attempt, node, pid)
         return None
 
     async def submit(self, command: Command) -> Accepted:
@@ -212,15 +232,29 @@ class Journal:
             elif row.seq > run.seq:
                 run.announce(row.seq)
 
+    def runs_attempt(self, run_id: str, tool_call_id: str, attempt: int) -> bool:
+        """Whether it was dispatched from here and is not known to be over."""
+        run = self._runs.get(run_id)
+        known = run.calls.get(tool_call_id) if run else None
+        return known is not None and known[0].row.attempt == attempt
+
     async def close(self) -> None:
         await self._writer.close()
 
     def _release(self, run_id: str) -> None:
         """Forget an ended run, and end what still runs for it."""
-        if run := self._runs.pop(run_id, None):
+        run = self._runs.pop(run_id, None)
+        calls = list(run.calls.values()) if run else []
+        if run:
             run.news.set()
-            for call_id in run.calls:
-                self._tasks.kill(run_id, call_id)
+        if calls or run_id in self._pursuit.left:
+            ending = asyncio.create_task(self._end(run_id, calls))
+            self._endings.add(ending)
+            ending.add_done_callback(self._endings.discard)
+
+    async def _end(self, run_id: str, calls: Sequence[tuple[Pursued, asyncio.Task[None]]]) -> None:
+        await asyncio.gather(*(self._pursuit.stop(it, pursuing, mute=True) for it, pursuing in calls))
+        await self._pursuit.end_left(run_id)
 
     async def _since(self, run_id: str, run: _Followed, seq: int, told: bool) -> tuple[Stored, ...]:
         """All events after `seq`: from memory where it has no gap and nobody else has appended, else from the log."""

@@ -187,6 +187,12 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
+def call_libc(name: str, *arguments: object) -> None:
+    """Call a function of the C library that returns 0. Raises OSError."""
+    if getattr(_libc(), name)(*arguments) != 0:
+        raise OSError(ctypes.get_errno(), f"{name} failed")
+
+
 class _Sigevent(ctypes.Structure):
     _fields_ = (
         ("value", ctypes.c_void_p),
@@ -212,26 +218,34 @@ class Deadline:
     """SIGKILL to this process after a time, unless it is disarmed. Armed by construction."""
 
     def __init__(self, after_s: float) -> None:
+        self._ends_at = time.monotonic() + after_s
         self._thread: threading.Timer | None = None
+        self._timer = ctypes.c_void_p()
         if sys.platform == "linux":
-            self._libc = _libc()
-            self._timer = ctypes.c_void_p()
             event = _Sigevent(signo=signal.SIGKILL, notify=0)
-            self._call("timer_create", _CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(self._timer))
-            whole = int(after_s)
-            spec = _Itimerspec(0, 0, whole, max(1, int((after_s - whole) * 1e9)))
-            self._call("timer_settime", self._timer, 0, ctypes.byref(spec), None)
-        else:
-            self._thread = threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGKILL))
-            self._thread.daemon = True
-            self._thread.start()
+            call_libc("timer_create", _CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(self._timer))
+        self._set(after_s)
+
+    def shorten(self, after_s: float) -> None:
+        """Have it come that soon from now on, if it would come later."""
+        if time.monotonic() + after_s < self._ends_at:
+            self._ends_at = time.monotonic() + after_s
+            self._set(after_s)
 
     def disarm(self) -> None:
+        if sys.platform == "linux":
+            call_libc("timer_delete", self._timer)
+        elif self._thread:
+            self._thread.cancel()
+
+    def _set(self, after_s: float) -> None:
+        if sys.platform == "linux":
+            whole = int(after_s)
+            spec = _Itimerspec(0, 0, whole, max(1, int((after_s - whole) * 1e9)))
+            call_libc("timer_settime", self._timer, 0, ctypes.byref(spec), None)
+            return
         if self._thread:
             self._thread.cancel()
-        else:
-            self._call("timer_delete", self._timer)
-
-    def _call(self, name: str, *arguments: object) -> None:
-        if getattr(self._libc, name)(*arguments) != 0:
-            raise OSError(ctypes.get_errno(), f"{name} failed")
+        self._thread = threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGKILL))
+        self._thread.daemon = True
+        self._thread.start()

@@ -7,6 +7,9 @@
 | idempotent_write | yes    | the same, with the same key                                                   |
 | non_idempotent   | yes    | prove that the attempt is over; take the result it left; or ask the probe      |
 
+Of a run that is cancelled nothing is dispatched any more: what may be repeated is recorded as stopped, and what may not
+as the result that it left, as what its probe says, or as unknown; in either case once it is over.
+
 A probe is asked once the attempt is proven dead; "it happened" counts at once, "it did not" only when the tool's
 settling time has passed since the proof, for a request under way may land until then. Where nobody can tell, or the
 agent's code has no place for the call any more, it is unsettled and a person is asked. A call that a person has
@@ -16,9 +19,9 @@ approved has no attempt yet: its first one is opened like any further one, so th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
+from typing import Final, Literal, Protocol
 from uuid import uuid4
 
 from pydantic import JsonValue
@@ -33,13 +36,19 @@ from ..store.events import (
 )
 from ..store.log import Accepted, Answer, CallRow, Clock, Command, EventLog, Refused, Result, Retry, Unsettle
 from .attempt import Outcome, Work
+from .children import mark_of
 from .kernel import left_result, remove_lock
 from .requests import Misfit
 from .results import plain_error
+from .stopping import GRACE_S
 from .tools import ToolOptions
 
 CLOCK_MARGIN_S = 2.0
 """Added to an attempt's hard deadline for clocks that run apart."""
+UNBEGUN_S = 1.0
+"""How long an attempt of a cancelled run has to begin, or to be refused."""
+PROBE_S = 10.0
+"""How long a probe has to say what a stopped attempt did."""
 UNBEGUN_MAX = 20
 """Attempts that may die before they begin; beyond, the worker cannot be started at all."""
 
@@ -63,12 +72,20 @@ class Tasks(Protocol):
         """End what is left of the call's marked attempt, and say whether it is proven over."""
         ...
 
-    def begun(self, run_id: str, tool_call_id: str, attempt: int, node: str) -> None:
-        """An attempt was given leave to begin, on this node."""
+    def begun(self, run_id: str, tool_call_id: str, attempt: int, node: str, pid: int) -> None:
+        """An attempt was given leave to begin, in this process."""
+        ...
+
+    async def stop(self, run_id: str, tool_call_id: str) -> None:
+        """Give the call's attempt the signal to stop, if one runs."""
         ...
 
     def kill(self, run_id: str, tool_call_id: str) -> None:
-        """End the call's task at once, if one runs."""
+        """End the call's task at once, if one runs. What it returns from now on is not believed."""
+        ...
+
+    async def end_children(self, wanted: str, nodes: Collection[str]) -> None:
+        """End the processes on these nodes that attempts with this mark, or one that begins so, have started."""
         ...
 
 
@@ -87,6 +104,12 @@ class Pursued:
     """Why no further attempt and no probe can be dispatched."""
     begun: int = 0
     """The newest attempt that was given leave to begin."""
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when its run is cancelled, or has ended: what runs of it is being stopped."""
+    asking: bool = False
+    """Its probe runs, not an attempt."""
+    mute: bool = False
+    """Its run has ended, so that nothing but a result of its own is worth recording."""
 
 
 Submit = Callable[[Command], Awaitable[Accepted]]
@@ -107,6 +130,8 @@ class Pursuit:
     ) -> None:
         self._log, self._submit, self._tasks = log, submit, tasks
         self._epoch_of, self._store, self._clock, self._sleep = epoch_of, store, clock, sleep
+        self.left: dict[str, set[str]] = {}
+        """Nodes on which finished attempts of a run may have left processes behind."""
 
     async def pursue(self, it: Pursued, fresh: bool) -> None:
         """See a call through. `fresh`: its intent was recorded just now, so nothing can have begun."""
@@ -120,6 +145,34 @@ class Pursuit:
         except Refused:
             return  # closed, cancelled, ended or owned by somebody else: the log says what stands
 
+    async def stop(self, it: Pursued, pursuing: asyncio.Task[None], mute: bool = False) -> None:
+        """Stop what runs of a call: signal, grace time, kill. Its pursuit then records what is true of it, once that is
+        known; unless `mute`, since the run has ended: then only a result of its own is."""
+        it.mute = mute
+        it.stopping.set()
+        run_id, call_id = it.row.run_id, it.row.tool_call_id
+        await self._tasks.stop(run_id, call_id)
+        if not await self._over(pursuing, UNBEGUN_S) and (it.begun == it.row.attempt or it.row.started):
+            await self._tasks.stop(run_id, call_id)  # again, since leave to begin may have been on its way
+            await self._over(pursuing, GRACE_S)
+        if not pursuing.done() and not it.asking:
+            self._tasks.kill(run_id, call_id)
+        if not await self._over(pursuing, PROBE_S):
+            self._tasks.kill(run_id, call_id)
+        await asyncio.wait({pursuing})
+
+    async def end_left(self, run_id: str) -> None:
+        """End what finished attempts of a run have left behind."""
+        if nodes := self.left.pop(run_id, None):
+            await self._tasks.end_children(mark_of(self._store, run_id), nodes)
+
+    async def _over(self, pursuing: asyncio.Task[None], wait_s: float) -> bool:
+        """Whether it is, at the latest after this time."""
+        clock = asyncio.ensure_future(self._sleep(wait_s))
+        await asyncio.wait({pursuing, clock}, return_when=asyncio.FIRST_COMPLETED)
+        clock.cancel()
+        return pursuing.done()
+
     async def _attempts(self, it: Pursued) -> None:
         deaths = unbegun = 0
         while True:
@@ -127,21 +180,20 @@ class Pursuit:
             try:
                 outcome = await self._tasks.run(self._work(it), it.options)
                 why, charged = outcome.content, True
+                if outcome.left:
+                    self.left.setdefault(it.row.run_id, set()).add(outcome.node)
             except TaskDied as death:
                 outcome, why, charged = None, death.why, death.charged
-            began = it.begun == attempt
+            began, stops = it.begun == attempt, it.stopping.is_set()
             deaths += charged and began
             unbegun += not began
-            match judge(it.row.effect, outcome, began, deaths, unbegun, it.options.attempts_max):
+            match judge(it.row.effect, outcome, began, deaths, unbegun, it.options.attempts_max, stops):
                 case "drop":
                     return None
                 case "record":
-                    if outcome is None:
-                        text = plain_error(
-                            "ProcessDied", f"the tool's process died, {attempt} attempts were made: {why}"
-                        )
-                        outcome = Outcome(kind="exited", content=text, is_error=True)
-                    return await self._record(it, outcome)
+                    return await self._record(it, outcome or _died(attempt, why))
+                case "stopped":
+                    return await self._record(it, _stopped(it, outcome, why))
                 case "retry":
                     if it.misfit or not await self._retry(it, why):
                         return None
@@ -150,16 +202,15 @@ class Pursuit:
                         return None
 
     async def _record(self, it: Pursued, outcome: Outcome) -> None:
-        source: Literal["tool", "crash", "timeout"] = "tool"
-        if outcome.kind != "result":
-            source = "timeout" if outcome.kind == "timeout" else "crash"
+        if it.mute and outcome.kind != "result":
+            return
         event = ToolResult(
             event_id=uuid4().hex,
             tool_call_id=it.row.tool_call_id,
             attempt=it.row.attempt,
             content=outcome.content,
             is_error=outcome.is_error,
-            source=source,
+            source=_SOURCES.get(outcome.kind, "crash"),
             node=outcome.node,
             pid=outcome.pid,
             took_s=outcome.took_s,
@@ -183,18 +234,25 @@ class Pursuit:
             return False
         if evidence := await self._evidence(call):
             return await self._answer(it, evidence)
+        if it.mute:
+            return False
         if it.misfit:
             return await self._unsettle(it, it.misfit.problem)
         if not it.options.has_probe:
             return await self._unsettle(it, "the tool has no reconcile probe")
         outcome = await self._ask_probe(it)
         if outcome.kind != "happened" and it.options.quiet_s > 0:
-            await self._sleep(it.options.quiet_s)
+            if not await self._quiet(it):
+                return await self._unsettle(it, "a request of it may still be under way")
             outcome = await self._ask_probe(it)
         if outcome.kind == "happened":
             return await self._answer(it, outcome.content)
         if outcome.kind != "did_not_happen":
             return await self._unsettle(it, outcome.content)
+        if it.stopping.is_set():
+            text = plain_error("Cancelled", "stopped before it took effect: the probe says that it did not and cannot")
+            await self._record(it, Outcome(kind="stopped", content=text, is_error=True))
+            return False
         if deaths >= it.options.attempts_max:
             text = plain_error("ProcessDied", f"the tool's process died {deaths} times; its effect did not happen")
             await self._record(it, Outcome(kind="exited", content=text, is_error=True))
@@ -202,6 +260,15 @@ class Pursuit:
         reopened = await self._retry(it, "the probe says that the attempt had no effect")
         remove_lock(call.lock)
         return reopened
+
+    async def _quiet(self, it: Pursued) -> bool:
+        """Wait until the world has settled. False when the call is to be stopped: nobody waits for that long."""
+        settled = asyncio.ensure_future(self._sleep(it.options.quiet_s))
+        stops = asyncio.ensure_future(it.stopping.wait())
+        await asyncio.wait({settled, stops}, return_when=asyncio.FIRST_COMPLETED)
+        settled.cancel()
+        stops.cancel()
+        return not it.stopping.is_set()
 
     async def _await_death(self, call: CallRow) -> None:
         """Return once the marked attempt cannot act any more: its lock is free, or its hard deadline has passed. One
@@ -221,20 +288,29 @@ class Pursuit:
         return found.content if isinstance(found, ToolEvidence) else None
 
     async def _ask_probe(self, it: Pursued) -> Outcome:
-        for _ in range(it.options.attempts_max):
-            try:
-                return await self._tasks.run(self._work(it, probe=True), it.options)
-            except TaskDied as death:
-                why = death.why
+        it.asking = True
+        try:
+            for _ in range(1 if it.stopping.is_set() else it.options.attempts_max):
+                try:
+                    return await self._tasks.run(self._work(it, probe=True), it.options)
+                except TaskDied as death:
+                    why = death.why
+        finally:
+            it.asking = False
         return Outcome(kind="unknown", content=f"the probe's process died {it.options.attempts_max} times: {why}")
 
     async def _answer(self, it: Pursued, content: str) -> bool:
         event = ToolResult(tool_call_id=it.row.tool_call_id, attempt=it.row.attempt, content=content, source="probe")
-        await self._submit(Answer(it.row.run_id, event))
+        # of a run that is cancelled it opens nothing any more, and is a fact like any other
+        await self._submit((Result if it.stopping.is_set() else Answer)(it.row.run_id, event))
         remove_lock(it.row.lock)
         return False
 
     async def _unsettle(self, it: Pursued, why: str) -> bool:
+        if it.stopping.is_set():
+            text = plain_error("Cancelled", f"killed in mid-effect: it is unknown whether it took effect: {why}")
+            await self._record(it, Outcome(kind="stopped", content=text, is_error=True))
+            return False
         event = ToolCallUnsettled(tool_call_id=it.row.tool_call_id, attempt=it.row.attempt, why=why)
         await self._submit(Unsettle(it.row.run_id, event))
         return False
@@ -259,21 +335,52 @@ class Pursuit:
         )
 
 
-def judge(
-    effect: str, outcome: Outcome | None, began: bool, deaths: int, unbegun: int, attempts_max: int
-) -> Literal["record", "retry", "settle", "drop"]:
-    """What follows an attempt; `outcome` None means that its process died. Pure: the table above.
+_SOURCES: Final[dict[str, Literal["tool", "timeout", "cancel"]]] = {
+    "result": "tool",
+    "timeout": "timeout",
+    "stopped": "cancel",
+    "spared": "cancel",
+}
+"""Where a result comes from, by the kind of its outcome; any other is a crash."""
 
-    drop: it was refused leave to begin, so what stands in the log is somebody else's business.
+
+def _died(attempt: int, why: str) -> Outcome:
+    """The outcome of a call whose attempts have died too often."""
+    text = plain_error("ProcessDied", f"the tool's process died, {attempt} attempts were made: {why}")
+    return Outcome(kind="exited", content=text, is_error=True)
+
+
+def _stopped(it: Pursued, outcome: Outcome | None, why: str) -> Outcome:
+    """The outcome of an attempt that may be repeated, was stopped, and is over."""
+    how = "it was interrupted" if outcome else why
+    text = f"stopped before it finished: {how}"
+    if it.row.effect == "idempotent_write":
+        text += f"; it may have taken effect, with the idempotency key {it.request.idempotency_key}"
+    changes = {"kind": "stopped", "content": plain_error("Cancelled", text), "is_error": True}
+    return (outcome or Outcome(kind="stopped")).model_copy(update=changes)
+
+
+def judge(
+    effect: str, outcome: Outcome | None, began: bool, deaths: int, unbegun: int, attempts_max: int, stops: bool = False
+) -> Literal["record", "stopped", "retry", "settle", "drop"]:
+    """What follows an attempt; `outcome` None means that its process died, `stops` that it was to be. Pure: the table
+    above.
+
+    drop: it was refused leave to begin, or is to be stopped and did not begin: what stands in the log is somebody
+    else's business.
     """
     if outcome and outcome.kind == "refused":
         return "drop"
-    if outcome and outcome.kind == "result":
+    if outcome and outcome.kind in ("result", "spared"):
         return "record"
     if not began:
+        if stops:
+            return "drop"
         return "record" if unbegun >= UNBEGUN_MAX else "retry"
     if effect == "non_idempotent":
         return "settle"
     if outcome and outcome.kind == "timeout":
         return "record"
+    if stops or (outcome and outcome.kind == "stopped"):
+        return "stopped"
     return "record" if deaths >= attempts_max else "retry"

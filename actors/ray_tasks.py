@@ -13,8 +13,11 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -32,9 +35,11 @@ from ..store.errors import UsageError
 from ..store.events import AgentRef, ToolCallStarted
 from ..store.log import CallRow
 from .attempt import GRACE_S, Outcome, Work, perform
+from .children import Named, adopt_orphans, alive, below, end_all, end_marked, mark_of
 from .kernel import boot_id, prove_dead
 from .loading import loaded
 from .pursuit import CLOCK_MARGIN_S, TaskDied
+from .stopping import forget, tell
 from .tools import ToolOptions
 
 log = logging.getLogger(__name__)
@@ -76,9 +81,11 @@ def attempt(work: bytes, namespace: str) -> bytes:
     node = ray.get_runtime_context().get_node_id()
     what = Work.model_validate_json(work)
     bind_process(what.agent)
+    adopt_orphans()
 
     def begin(mark: ToolCallStarted | None) -> str | None:
-        asked: Any = journal_handle(namespace).begin.remote(what.run_id, what.tool_call_id, what.attempt, node, mark)
+        about = (what.run_id, what.tool_call_id, what.attempt, node, os.getpid(), mark)
+        asked: Any = journal_handle(namespace).begin.remote(*about)
         # not ray.get: it would give this task's CPU back meanwhile, and Ray would start another worker on it
         answer: str | None = asked.future().result()
         return answer
@@ -96,16 +103,28 @@ def warm_up(agent: AgentRef, namespace: str) -> None:
 
 
 @ray.remote(max_retries=0, num_cpus=0)
-def prove_on_node(lock: str) -> bool:
-    """The proof of death, made on the node that the mark names."""
-    return prove_dead(lock)
+def on_node(work: Callable[..., Any], *arguments: Any) -> Any:
+    """Something that has to be done on the node where an attempt ran."""
+    return work(*arguments)
+
+
+def prove_over(lock: str, mark: str) -> bool:
+    """The proof of death, of an attempt and of what it has started; blocks for some seconds."""
+    return prove_dead(lock) and end_marked(mark)
 
 
 @dataclass
 class _Flying:
     ref: Any
+    work: Work
     lost: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     node: str = ""
+    pid: int = 0
+    told: bool = False
+    """It was given the signal to stop."""
+    killed: bool = False
+    below: list[Named] = field(default_factory=list)
+    """What ran below it when it was killed."""
     over_at: float = float("inf")
     """Monotonic time after which the attempt cannot be alive."""
     hold_s: float = 0.0
@@ -118,19 +137,35 @@ class RayTasks:
         self._namespace, self._boot = namespace, boot_id()
         self._flying: dict[tuple[str, str], _Flying] = {}
         self._functions: dict[Any, Any] = {}
+        self._here = {""}
+        """Nodes on this machine, as far as it was asked."""
 
     async def run(self, work: Work, options: ToolOptions) -> Outcome:
         key = (work.run_id, work.tool_call_id)
         ref = self._function(work.agent, options, work.apart).remote(work.model_dump_json().encode(), self._namespace)
-        flying = self._flying[key] = _Flying(ref, hold_s=options.timeout_s + GRACE_S + CLOCK_MARGIN_S)
+        flying = self._flying[key] = _Flying(ref, work, hold_s=options.timeout_s + GRACE_S + CLOCK_MARGIN_S)
         try:
-            answer = asyncio.ensure_future(_value(ref))
+            return await self._outcome(flying)
+        except TaskDied:
+            await asyncio.to_thread(end_all, partial(alive, flying.below))
+            if flying.node or work.probe:
+                await self.end_children(_mark(work), [flying.node])
+            raise
+        finally:
+            if flying.told and self._is_here(flying.node):
+                forget(*_who(work))
+            if self._flying.get(key) is flying:
+                del self._flying[key]
+
+    async def _outcome(self, flying: _Flying) -> Outcome:
+        try:
+            answer = asyncio.ensure_future(_value(flying.ref))
             both: set[asyncio.Future[Any]] = {answer, flying.lost}
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
                 answer.cancel()
                 raise TaskDied(flying.lost.result(), charged=False)
-            return Outcome.model_validate_json(answer.result())
+            outcome = Outcome.model_validate_json(answer.result())
         except (NodeDiedError, RuntimeEnvSetupError) as error:
             raise TaskDied(_text(error), charged=not isinstance(error, NodeDiedError)) from error
         except OutOfMemoryError as error:
@@ -138,12 +173,12 @@ class RayTasks:
         except WorkerCrashedError as error:
             raise TaskDied("the process exited, crashed or was killed") from error
         except TaskCancelledError as error:
-            raise TaskDied("it was stopped") from error
+            raise TaskDied("it was killed") from error
         except RayError as error:
             raise TaskDied(_text(error)) from error
-        finally:
-            if self._flying.get(key) is flying:
-                del self._flying[key]
+        if flying.killed:  # Ray kills the children first, and a handler that waits for one then returns as if it ended
+            raise TaskDied("it was killed")
+        return outcome
 
     def warm(self, agent: AgentRef, apart: bool, count: int) -> None:
         """Start workers for the tools of an agent ahead of need, one for each CPU at most.
@@ -167,26 +202,58 @@ class RayTasks:
             )
         return self._functions[key]
 
-    def begun(self, run_id: str, tool_call_id: str, attempt: int, node: str) -> None:
+    def begun(self, run_id: str, tool_call_id: str, attempt: int, node: str, pid: int) -> None:
         if flying := self._flying.get((run_id, tool_call_id)):
-            flying.node, flying.over_at = node, time.monotonic() + flying.hold_s
+            flying.node, flying.pid, flying.over_at = node, pid, time.monotonic() + flying.hold_s
+
+    async def stop(self, run_id: str, tool_call_id: str) -> None:
+        flying = self._flying.get((run_id, tool_call_id))
+        if flying is None or not flying.pid or flying.told:
+            return
+        flying.told = True
+        await self._on_node(flying.node, tell, *_who(flying.work), flying.pid)
 
     def kill(self, run_id: str, tool_call_id: str) -> None:
-        if flying := self._flying.get((run_id, tool_call_id)):
-            ray.cancel(flying.ref, force=True)
+        flying = self._flying.get((run_id, tool_call_id))
+        if flying is None:
+            return
+        flying.killed = True
+        if flying.pid and self._is_here(flying.node):
+            flying.below = below(flying.pid)
+        ray.cancel(flying.ref, force=True)
 
     async def prove_dead(self, call: CallRow) -> bool:
+        mark = mark_of(Path(call.lock).parent.name, call.run_id, call.tool_call_id, call.started_attempt)
         if call.boot_id == self._boot:
-            return await asyncio.to_thread(prove_dead, call.lock)
-        if call.node not in await asyncio.to_thread(living_nodes):
-            return False
-        there = NodeAffinitySchedulingStrategy(call.node, soft=False)
+            return await asyncio.to_thread(prove_over, call.lock, mark)
+        return bool(await self._on_node(call.node, prove_over, call.lock, mark))
+
+    async def end_children(self, wanted: str, nodes: Collection[str]) -> None:
+        for node in nodes:
+            if await self._on_node(node, end_marked, wanted) is False:
+                log.warning("processes of %s on node %s resist", wanted, node)
+
+    def _is_here(self, node: str) -> bool:
+        """Whether a node is on this machine, though Ray may have lost it."""
+        if node not in self._here:
+            nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+            where, own = {each["NodeID"]: each["NodeManagerAddress"] for each in nodes}, _own_node()
+            self._here = {"", own, *(other for other, address in where.items() if address == where.get(own))}
+        return node in self._here
+
+    async def _on_node(self, node: str, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Do it on that node, with what it returns. None where the node is gone or does not answer."""
+        if self._is_here(node):
+            return await asyncio.to_thread(work, *arguments)
+        if node not in await asyncio.to_thread(living_nodes):
+            return None
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
         try:
             async with asyncio.timeout(PROOF_TIMEOUT_S):
-                return bool(await prove_on_node.options(scheduling_strategy=there).remote(call.lock))
+                return await on_node.options(scheduling_strategy=there).remote(work, *arguments)
         except (RayError, TimeoutError) as error:
-            log.warning("no proof from node %s: %s", call.node, error)
-            return False
+            log.warning("no answer from node %s: %s", node, error)
+            return None
 
     async def watch(self) -> None:
         """Give up attempts whose node is gone or whose deadline has passed; for ever."""
@@ -203,6 +270,18 @@ class RayTasks:
                     flying.lost.set_result("its node was lost")
                 elif time.monotonic() > flying.over_at:
                     flying.lost.set_result("its hard deadline has passed")
+
+
+def _own_node() -> str:
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def _who(work: Work) -> tuple[str, str, str, int]:
+    return work.store, work.run_id, work.tool_call_id, work.attempt
+
+
+def _mark(work: Work) -> str:
+    return mark_of(*_who(work))
 
 
 async def _value(ref: Any) -> bytes:

@@ -16,8 +16,11 @@ import functools
 import hashlib
 import inspect
 import json
-from collections.abc import Awaitable, Callable
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, JsonValue, PydanticUserError, create_model
@@ -32,12 +35,40 @@ _TAKEN = frozenset(name for name in dir(BaseModel) if name.startswith("model_"))
 """Names that a pydantic model needs for itself."""
 
 
+class Cancelled:
+    """Whether an attempt is to stop, in the manner of threading.Event; also true or false by itself.
+
+    A handler that has asked is expected to look again and to return, or raise, soon. One that never asks is interrupted
+    by KeyboardInterrupt, or asyncio's CancelledError if it is async. Both are killed when the grace time is over.
+    """
+
+    def __init__(self) -> None:
+        self.came = self.asked = False
+
+    def is_set(self) -> bool:
+        self.asked = True
+        return self.came
+
+    def __bool__(self) -> bool:
+        return self.is_set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until it is so, or the time in seconds is over. Says whether it is so."""
+        end = float("inf") if timeout is None else time.monotonic() + timeout
+        while not self.is_set() and (left_s := end - time.monotonic()) > 0:
+            time.sleep(min(left_s, 0.05))  # not a lock: this is set by a signal, in the very thread that waits
+        return self.came
+
+
 @dataclass(frozen=True, slots=True)
 class ToolContext:
     """What a handler or probe knows about the call that it serves.
 
     `idempotency_key` is the same over all attempts of one call. `deadline` is the time, in seconds since the
     epoch, after which the kernel ends the attempt.
+
+    What a handler starts, and does not end, is ended with its run; and with its attempt where that is stopped, times
+    out or dies. By no means does it live longer, in a session of its own or not.
     """
 
     run_id: str
@@ -47,6 +78,25 @@ class ToolContext:
     idempotency_key: str
     deadline: float
     metadata: dict[str, JsonValue] = field(default_factory=dict)
+    cancelled: Cancelled = field(default_factory=Cancelled, compare=False, repr=False)
+
+    def run_process(
+        self,
+        argv: Sequence[str],
+        *,
+        input: str | None = None,
+        cwd: str | Path | None = None,
+        env: Mapping[str, str] | None = None,
+        check: bool = False,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program to its end, in a process group of its own; what it wrote to stdout and stderr.
+
+        Where the attempt is stopped or times out meanwhile, the group gets SIGTERM, and SIGKILL after two seconds. It
+        is killed if the attempt's process dies. With `check`, a return code other than 0 raises CalledProcessError.
+        """
+        from .children import run_process  # here, since it takes psutil, which declaring a tool does not need
+
+        return run_process(argv, self.cancelled, input, cwd, env, check)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Collection
 from typing import Any, Final
 
 from ..actors.attempt import Outcome, Work
@@ -108,7 +109,13 @@ class Bench:
     async def prove_dead(self, call: CallRow) -> bool:
         return await asyncio.to_thread(prove_dead, call.lock)
 
-    def begun(self, run_id: str, tool_call_id: str, attempt: int, node: str) -> None:
+    def begun(self, run_id: str, tool_call_id: str, attempt: int, node: str, pid: int) -> None:
+        return None
+
+    async def stop(self, run_id: str, tool_call_id: str) -> None:
+        return None
+
+    async def end_children(self, wanted: str, nodes: Collection[str]) -> None:
         return None
 
     def kill(self, run_id: str, tool_call_id: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,7 +77,13 @@ class Tools:
     async def prove_dead(self, call: CallRow) -> bool:
         return True
 
-    def begun(self, run_id: str, tool_call_id: str, attempt: int, node: str) -> None:
+    def begun(self, run_id: str, tool_call_id: str, attempt: int, node: str, pid: int) -> None:
+        return None
+
+    async def stop(self, run_id: str, tool_call_id: str) -> None:
+        return None
+
+    async def end_children(self, wanted: str, nodes: Collection[str]) -> None:
         return None
 
     def kill(self, run_id: str, tool_call_id: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,13 @@ class HandTasks:
         self.proofs += 1
         return self.dead
 
-    def begun(self, run_id: str, tool_call_id: str, attempt: int, node: str) -> None:
+    def begun(self, run_id: str, tool_call_id: str, attempt: int, node: str, pid: int) -> None:
+        return None
+
+    async def stop(self, run_id: str, tool_call_id: str) -> None:
+        return None
+
+    async def end_children(self, wanted: str, nodes: Collection[str]) -> None:
         return None
 
     def kill(self, run_id: str, tool_call_id: str) -> None:

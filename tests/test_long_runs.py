@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import time
+from collections.abc import Collection
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -44,7 +45,13 @@ class LargeResults:
     async def prove_dead(self, call: CallRow) -> bool:
         return True
 
-    def begun(self, run_id: str, tool_call_id: str, attempt: int, node: str) -> None:
+    def begun(self, run_id: str, tool_call_id: str, attempt: int, node: str, pid: int) -> None:
+        return None
+
+    async def stop(self, run_id: str, tool_call_id: str) -> None:
+        return None
+
+    async def end_children(self, wanted: str, nodes: Collection[str]) -> None:
         return None
 
     def kill(self, run_id: str, tool_call_id: str) -> None:

@@ -252,6 +252,10 @@ async def test_a_cancel_by_another_hand_releases_the_owner_and_the_end_kills_the
     end = RunFailed(code="crash_loop", message="m", phase="p")
     await accepted(case.log, Append(RUN, case.epoch, row.seq, (end,)))
     await case.journal.sweep()
+    await settle_down()
+    assert case.tasks.killed == []
+    case.waking.set()  # it has not begun, and has had a second for that
+    await settle_down()
     assert case.tasks.killed == [CALL]
 
 
