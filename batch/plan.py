@@ -9,10 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import unicodedata
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from typing import Final
+
+from pydantic import JsonValue
 
 from ..actors.loading import LoadedAgent
 from ..client.runtime import Request, create
@@ -49,6 +52,13 @@ class Batch:
     loaded: LoadedAgent
     dataset: Dataset
     model: str | None = None
+    limits: Mapping[str, object] = field(default_factory=dict)
+    """Those that override the agent's."""
+
+    @cached_property
+    def config(self) -> dict[str, JsonValue]:
+        """What its runs keep of the agent's settings. Raises UsageError as `Agent.snapshot` does."""
+        return self.loaded.agent.snapshot(self.model, self.limits)
 
     def chunks(self) -> Iterator[dict[str, Sample]]:
         """The samples by run id, in order, in chunks."""
@@ -59,7 +69,7 @@ class Batch:
     def create(self, run_id: str, sample: Sample) -> Create:
         """The command that creates a sample's run."""
         request = Request(sample.input, run_id, self.name, sample.id, metadata=sample.metadata)
-        return create(self.loaded, request, self.model)
+        return create(self.loaded, request, self.config)
 
 
 @dataclass
@@ -94,9 +104,9 @@ async def make_plan(event_log: SqlLog, batch: Batch, retry: bool = False) -> Pla
     """Read the data set to its end and compare it with the store.
 
     `retry` marks the runs that ended without completing to be tried again. Raises UsageError for a data set that
-    cannot be read, and for a batch of that name that was something else.
+    cannot be read, for a batch of that name that was something else, and for limits that cannot be kept.
     """
-    plan = Plan()
+    plan, model = Plan(), batch.config["model"]
     for chunk in batch.chunks():
         rows = {row.run_id: row for row in await event_log.runs(ids=list(chunk))}
         born = await event_log.read_at(dict.fromkeys(rows, 1))
@@ -107,7 +117,7 @@ async def make_plan(event_log: SqlLog, batch: Batch, retry: bool = False) -> Pla
                 continue
             event = born[key].event
             assert isinstance(event, RunCreated)
-            _check_same(batch, sample, event)
+            _check_same(batch, model, sample, event)
             plan.other_code += event.agent.digest != batch.loaded.ref.digest
             plan.counts[row.status] = plan.counts.get(row.status, 0) + 1
             again = retry and row.status in TERMINAL - {Status.COMPLETED}
@@ -117,9 +127,8 @@ async def make_plan(event_log: SqlLog, batch: Batch, retry: bool = False) -> Pla
     return plan
 
 
-def _check_same(batch: Batch, sample: Sample, event: RunCreated) -> None:
+def _check_same(batch: Batch, model: JsonValue, sample: Sample, event: RunCreated) -> None:
     """Raises UsageError when a sample's run was something else than would be launched now."""
-    model = batch.loaded.agent.chosen(batch.model)
     for what, before, now in (
         ("agent", event.agent.ref, batch.loaded.ref.ref),
         ("model", event.config.get("model"), model),

@@ -26,9 +26,11 @@ from .options import (
     actors_option,
     address_option,
     at_store,
+    chosen_limits,
     concurrency_option,
     db_option,
     json_option,
+    limit_options,
     model_option,
 )
 from .progress import ended, shown, words
@@ -48,6 +50,7 @@ from .text import duration, json_line, line
 @concurrency_option
 @actors_option
 @model_option
+@limit_options
 @address_option
 @json_option
 @db_option
@@ -59,15 +62,18 @@ def batch(db: str, agent: str, dataset: Path, **options: Any) -> None:
     line before anything is launched.
 
     The same command again resumes: no sample is launched twice, interrupted runs go on, and so do those whose questions
-    were answered; what failed or was cancelled stays as it is without --retry-failed. Results (--output, or --json for
-    standard output) are JSON lines in the order of the data set: id, run_id, status, output, error, message, usage.
+    were answered; what failed or was cancelled stays as it is without --retry-failed. Limits are those of new runs:
+    others keep theirs, which `perdure resume RUN` can raise.
+
+    Results (--output, or --json for standard output) are JSON lines in the order of the data set: id, run_id, status,
+    output, error, message, usage.
 
     Exit codes: 0 all completed, else that of the worst sample: 1 failed, 5 timed out, 4 cancelled, 3 waits for
     a person; 2 usage; 130 interrupted (everything stays resumable).
     """
     loaded = check_agent(agent, options["model"])
     name = batch_name(options["name"] or f"{dataset.stem}-{loaded.agent.name}")
-    work = Batch(name, loaded, Dataset(dataset, options["limit"]), options["model"])
+    work = Batch(name, loaded, Dataset(dataset, options["limit"]), options["model"], chosen_limits(options))
     if options["output"]:
         check_output(options["output"], dataset)
     sys.exit(asyncio.run(_Command(db, work, options).run()))

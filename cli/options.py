@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import shlex
-from collections.abc import Callable, Coroutine
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final, ParamSpec, TypeVar
 
 import click
 
@@ -14,6 +14,7 @@ from ..store.engine import DEFAULT_STORE
 
 P = ParamSpec("P")
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def asynchronous(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
@@ -47,6 +48,35 @@ actors_option = click.option("--actors", type=click.IntRange(1), metavar="N", he
 concurrency_option = click.option(
     "--concurrency", type=click.IntRange(1), metavar="N", help="Runs that are live at once. Default: as many as actors."
 )
+
+
+LIMITS: Final = {
+    "max_turns": "Model calls whose answers a run may use.",
+    "max_tokens": "Tokens of a run, input, output and cached together.",
+    "max_cost": "US dollars of a run.",
+    "max_tool_calls": "Tool calls of a run.",
+    "max_tool_calls_per_turn": "Tool calls of one turn.",
+    "max_repeats": "The N-th like call in a row with the same result is refused.",
+}
+"""Limits that a command can set, and what they bound."""
+
+
+def _bound(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str | None] | None:
+    """A limit as it was given, for `Limits` to read: None where it is lifted, which is not the same as not given."""
+    return None if value is None else (None if value == "none" else value,)
+
+
+def limit_options(command: F) -> F:
+    """Options that set limits of runs."""
+    for name, text in reversed(LIMITS.items()):
+        option, unit = f"--{name.replace('_', '-')}", "USD" if name == "max_cost" else "N"
+        command = click.option(option, name, callback=_bound, metavar=f"{unit}|none", help=text)(command)
+    return command
+
+
+def chosen_limits(options: Mapping[str, Any]) -> dict[str, str | None]:
+    """The limits that were given on the command line, by name; None: lifted."""
+    return {name: options[name][0] for name in LIMITS if options.get(name) is not None}
 
 
 def key_values(_: click.Context, __: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:

@@ -14,7 +14,7 @@ import click
 from ..client.door import Door, Size, open_door
 from ..client.outcomes import Outcome
 from ..client.questions import Question
-from ..client.runtime import requeue
+from ..client.requeue import raised_limits, requeue
 from ..store.errors import UsageError
 from ..store.log import RunRow
 from ..store.sql import SqlLog, open_log
@@ -26,9 +26,11 @@ from .options import (
     actors_option,
     address_option,
     at_store,
+    chosen_limits,
     concurrency_option,
     db_option,
     json_option,
+    limit_options,
 )
 from .progress import Counts, shown
 from .run import outcome_and_questions, stream, tell, watched
@@ -42,6 +44,7 @@ POLL_COST: Final = 10
 @click.command()
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option("--batch", metavar="NAME", help="Everything interrupted in this batch.")
+@limit_options
 @concurrency_option
 @actors_option
 @address_option
@@ -51,17 +54,20 @@ def resume(db: str, runs: tuple[str, ...], batch: str | None, **options: Any) ->
     """Go on with what was interrupted, and wait for it.
 
     Without RUN: everything in this store, or in --batch, that has not ended. With RUN (ids, or the first characters
-    of them): these; runs that failed, were cancelled or timed out are put back into the queue. The exit code is that
-    of the worst run, as for `perdure run`.
+    of them): these; runs that failed, were cancelled or timed out are put back into the queue, with the limits that
+    are given raised or lifted. The exit code is that of the worst run, as for `perdure run`.
     """
     if runs and batch is not None:
         raise UsageError("give runs or --batch, not both")
+    if chosen_limits(options) and not runs:
+        raise UsageError("limits are raised for runs that are named: give RUN")
     sys.exit(asyncio.run(_Resume(db, options).run(runs, batch)))
 
 
 class _Resume:
     def __init__(self, db: str, options: dict[str, Any]) -> None:
         self._db, self._options = db, options
+        self._limits = chosen_limits(options)
         self._terminal, self._interrupts = Terminal(), Interrupts()
 
     async def run(self, texts: Sequence[str], batch: str | None) -> int:
@@ -91,6 +97,8 @@ class _Resume:
         for row in rows.values():
             if row.status is Status.COMPLETED:
                 raise UsageError(f"run {line(row.run_id)} is completed; there is nothing to resume")
+            if self._limits:
+                await raised_limits(event_log, row.run_id, self._limits)
         return list(rows.values())
 
     async def _work(self, rows: Sequence[RunRow]) -> list[tuple[Outcome, list[Question]]]:
@@ -99,7 +107,7 @@ class _Resume:
         async with open_door(self._db, self._options["address"], size, self._interrupts.hold) as door:
             ended = [row.run_id for row in rows if row.status.is_terminal]
             for run_id in ended:
-                await requeue(door.log, run_id, "cli")
+                await requeue(door.log, run_id, "cli", self._limits)
             await door.nudge(ended)
             if len(ids) == 1:
                 seen = rows[0].seq

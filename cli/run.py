@@ -27,9 +27,11 @@ from .interrupts import Interrupts
 from .options import (
     address_option,
     at_store,
+    chosen_limits,
     db_option,
     json_option,
     key_values,
+    limit_options,
     model_option,
 )
 from .terminal import Terminal
@@ -47,6 +49,7 @@ CHECK_S: Final = 2.0
 )
 @click.option("--correlation-id", metavar="ID", help="An id of yours, kept with the run.")
 @model_option
+@limit_options
 @address_option
 @json_option
 @db_option
@@ -66,7 +69,8 @@ def run(db: str, agent: str, input: str, is_json: bool, metadata: dict[str, str]
     loaded = check_agent(agent, rest["model"])
     fields = {key: plain(text) for key, text in metadata.items()}
     request = Request(value, correlation_id=plain_text(rest["correlation_id"]), metadata=fields)
-    command = create(loaded, request, rest["model"])
+    config = loaded.agent.snapshot(rest["model"], chosen_limits(rest))
+    command = create(loaded, request, config)
     sys.exit(asyncio.run(_run(db, command, rest["address"], as_json)))
 
 

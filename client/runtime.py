@@ -27,17 +27,17 @@ from ..actors.model import make_model
 from ..actors.requests import Await, Ended, Launch, Nudge, Settings, Warm
 from ..store.engine import DEFAULT_STORE
 from ..store.errors import NotFound, PerdureError, UsageError
-from ..store.events import RunCreated, RunRequeued, Settlement, Stored
-from ..store.log import Create, Refused, Requeue, RunRow
+from ..store.events import RunCreated, Settlement, Stored
+from ..store.log import Create, Refused
 from ..store.sql import SqlLog, open_log
 from ..store.states import LIVE
-from ..store.writer import GroupWriter
 from . import cancel, decisions
 from .cancel import CallEnd, Cancelled
 from .cluster import Cluster, namespace_digest, remove_actors, store_url
 from .lease import wait_for_lease
 from .outcomes import Outcome, follow, outcome_of_row
 from .questions import Question, questions
+from .requeue import requeue
 
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 NOT_ENTERED = "this Runtime is not at work: use it inside of `async with Runtime(...) as runtime:`"
@@ -193,19 +193,34 @@ class Runtime:
 
     # -- runs ---------------------------------------------------------------------------------------------
 
-    async def launch(self, agent: str, input: JsonValue, *, model: str | None = None, **options: Any) -> Run:
+    async def launch(
+        self,
+        agent: str,
+        input: JsonValue,
+        *,
+        model: str | None = None,
+        limits: Mapping[str, object] | None = None,
+        **options: Any,
+    ) -> Run:
         """Launch one run of the agent `module:name` or `path/file.py:name`. Raises UsageError.
 
-        `options` are fields of Request: run_id, batch, sample, priority, correlation_id, metadata.
+        `limits` are fields of Limits that override the agent's. `options` are fields of Request: run_id, batch, sample,
+        priority, correlation_id, metadata.
         """
         loaded = check_agent(agent, model)
-        return (await self.launch_many(loaded, [Request(input, **options)], model=model))[0]
+        return (await self.launch_many(loaded, [Request(input, **options)], model=model, limits=limits))[0]
 
     async def launch_many(
-        self, loaded: LoadedAgent, requests: Sequence[Request], *, model: str | None = None
+        self,
+        loaded: LoadedAgent,
+        requests: Sequence[Request],
+        *,
+        model: str | None = None,
+        limits: Mapping[str, object] | None = None,
     ) -> list[Run]:
         """Launch runs of one agent, all durable when this returns. A run that exists already is left as it is."""
-        created = asyncio.ensure_future(self.create([create(loaded, request, model) for request in requests]))
+        config = loaded.agent.snapshot(model, limits)
+        created = asyncio.ensure_future(self.create([create(loaded, request, config) for request in requests]))
         await asyncio.sleep(0)
         runs = [self._run(request.run_id) for request in requests]  # asked for in the same call
         await created
@@ -237,9 +252,13 @@ class Runtime:
             return await self._run(run_id).outcome()
         return await outcome_of_row(self.log, row)
 
-    async def resume(self, run_ids: Iterable[str]) -> list[Run]:
-        """Requeue failed, cancelled and timed out runs; others go on by themselves. Raises UsageError."""
-        rows = [await requeue(self.log, run_id, "python") for run_id in run_ids]
+    async def resume(self, run_ids: Iterable[str], *, limits: Mapping[str, object] | None = None) -> list[Run]:
+        """Requeue failed, cancelled and timed out runs; others go on by themselves.
+
+        `limits` are fields of Limits, raised from here on, or None where they are lifted: what is spent and counted
+        stays. Raises UsageError, also for a limit that would be lower than it is.
+        """
+        rows = [await requeue(self.log, run_id, "python", limits) for run_id in run_ids]
         await self.nudge(row.run_id for row in rows)
         return [self._run(row.run_id) for row in rows]
 
@@ -318,7 +337,7 @@ def run(
 ) -> Outcome:
     """Launch one run and wait for its outcome, in a program without an event loop. Raises UsageError.
 
-    `options` are fields of Request, as for `Runtime.launch`.
+    `options` are those of `Runtime.launch`: limits, and fields of Request.
     """
     if _in_a_loop():
         raise UsageError("perdure.run() waits, and here an event loop is running: use `async with Runtime(...)`")
@@ -356,14 +375,15 @@ def check_agent(agent: str, model: str | None = None) -> LoadedAgent:
     return loaded
 
 
-def create(loaded: LoadedAgent, request: Request, model: str | None = None) -> Create:
-    """The command that creates a run. Raises UsageError for a run id that could not name a file."""
+def create(loaded: LoadedAgent, request: Request, config: dict[str, JsonValue] | None = None) -> Create:
+    """The command that creates a run, with the agent's own settings or a snapshot of them that was changed. Raises
+    UsageError for a run id that could not name a file, and for a cost limit without known prices."""
     if not RUN_ID.fullmatch(request.run_id):
         raise UsageError(f"run id {request.run_id!r}: use 1 to 64 letters, digits, - and _")
     event = RunCreated(
         agent=loaded.ref,
         input=request.input,
-        config=loaded.agent.snapshot(model),
+        config=loaded.agent.snapshot() if config is None else config,
         batch=request.batch,
         sample=request.sample,
         correlation_id=request.correlation_id,
@@ -373,14 +393,4 @@ def create(loaded: LoadedAgent, request: Request, model: str | None = None) -> C
     return Create(request.run_id, event)
 
 
-async def requeue(event_log: SqlLog, run_id: str, by: str) -> RunRow:
-    """Requeue a run that ended without completing; one that is live is left alone. Raises UsageError."""
-    try:
-        return (await GroupWriter(event_log).submit(Requeue(run_id, RunRequeued(by=by)))).row
-    except Refused as refusal:
-        if refusal.reason == "not_ended" and (row := await event_log.run(run_id)):
-            return row
-        raise UsageError(refusal.message) from refusal
-
-
-__all__ = ["Outcome", "PerdureError", "Request", "Run", "Runtime", "check_agent", "follow", "requeue", "run"]
+__all__ = ["Outcome", "PerdureError", "Request", "Run", "Runtime", "check_agent", "follow", "run"]

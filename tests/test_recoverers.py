@@ -20,7 +20,7 @@ from perdure.actors.pool import MemberDied
 from perdure.actors.requests import Launch, Start
 from perdure.actors.run import Owner
 from perdure.actors.tools import Tool, ToolOptions
-from perdure.client.runtime import requeue
+from perdure.client.requeue import requeue
 from perdure.store import engine
 from perdure.store.errors import LeaseHeld
 from perdure.store.events import RunFailed, RunRequeued
