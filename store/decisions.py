@@ -12,6 +12,7 @@ from typing import Final
 from .events import (
     ApprovalDecided,
     ApprovalExpired,
+    CancelRequested,
     Event,
     ResultSource,
     RunCancelled,
@@ -66,9 +67,12 @@ def settle(row: RunRow, call: CallRow, command: Settle) -> tuple[Event, ...]:
 
 
 def expire(row: RunRow, calls: Sequence[CallRow], now: float) -> list[Event]:
-    """What becomes of the open questions whose time has passed: their tool's default, or they expire."""
+    """What becomes of a run whose time has passed, else of its open questions whose time has: their tool's default, or
+    they expire."""
     if row.status in TERMINAL or row.cancel:
         return []
+    if row.deadline_at is not None and row.deadline_at <= now:
+        return _past_deadline(row, calls)
     events: list[Event] = []
     for call in calls:
         if call.due_at is None or call.due_at > now:
@@ -88,13 +92,29 @@ def expire(row: RunRow, calls: Sequence[CallRow], now: float) -> list[Event]:
     return events
 
 
+def _past_deadline(row: RunRow, calls: Sequence[CallRow]) -> list[Event]:
+    """Where a person is waited for, the run has timed out, and its questions can be asked anew; else it is cancelled,
+    by its owner if it has one."""
+    if row.status is Status.AWAITING_APPROVAL:
+        return [RunTimedOut(reason=DEADLINE)]
+    return cancelled(row, CancelRequested(by=DEADLINE, reason=DEADLINE), calls)
+
+
+def cancelled(row: RunRow, event: CancelRequested, calls: Sequence[CallRow]) -> list[Event]:
+    """The events of a cancel: the end of the run too where no owner is there, or due, to see to it."""
+    if row.status not in (Status.QUEUED, Status.AWAITING_APPROVAL):
+        return [event]
+    by = "before it started" if row.status is Status.QUEUED else f"by {event.by}"
+    return [event, *closing_results(calls), RunCancelled(reason=event.reason or f"cancelled {by}")]
+
+
 def outcome_of_waiting(row: RunRow, calls: Sequence[CallRow]) -> list[Event]:
     """What ends a run at once when all its open calls wait for a person: a cancel, or a question that has expired.
 
     Nothing runs then and no owner is due, so whoever appended what led there has to append the end too.
     """
     if row.cancel:
-        return [*closing_results(calls), RunCancelled(reason="cancelled on request")]
+        return [*closing_results(calls), RunCancelled(reason=row.error or "cancelled on request")]
     for call in calls:
         if call.gate == "expired":
             reason = f"nobody decided in time about call {call.tool_call_id} ({call.name})"

@@ -64,13 +64,17 @@ class RunRow:
     decisions: tuple[str, ...] = ()
     """Event ids of the newest cancels, requeues and failures: one that is sent again is recognised."""
     error: str | None = None
-    """Error code of a failed run, reason of a cancelled or timed out one."""
+    """Error code of a failed run; why a run was cancelled, is being cancelled, or timed out."""
     end_seq: int | None = None
     """seq of the terminal event."""
     due_at: float | None = None
     """When the first open question of the run expires, on the store's clock."""
     parked: bool = False
     """It came to wait for a person since it was last claimed or resumed: the next claim is no respawn."""
+    timeout_s: float | None = None
+    """How long the run may take from its creation, or its newest resume, on; None: as long as it likes."""
+    deadline_at: float | None = None
+    """When it is ended for that, on the store's clock; None once it has ended or is being cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +257,8 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Expire:
-    """The supervisor's timer: what is due by the store's clock expires or gets its default decision."""
+    """The supervisor's timer: what is due by the store's clock expires or gets its default decision; a run whose
+    deadline has passed is cancelled, or timed out where it waits for a person."""
 
     run_id: str
     lease: str
@@ -372,7 +377,7 @@ class EventLog(Protocol):
     ) -> list[RunRow]:
         """Runs that match all filters; by priority and age if `oldest_first`, else the newest first.
 
-        `due_before` means runs of which an open question expires by then.
+        `due_before` means runs of which an open question expires by then, or whose deadline has passed.
         """
         ...
 

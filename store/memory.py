@@ -67,7 +67,7 @@ class MemoryLog:
             and (batch is None or row.batch == batch)
             and (ids is None or row.run_id in ids)
             and (prefix is None or row.run_id.startswith(prefix))
-            and (due_before is None or (row.due_at is not None and row.due_at <= due_before))
+            and (due_before is None or any(at is not None and at <= due_before for at in (row.due_at, row.deadline_at)))
         ]
         if oldest_first:
             rows.sort(key=lambda row: (-row.priority, row.created_at, row.run_id))

@@ -7,6 +7,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
+from pydantic import JsonValue
+
 from .errors import IllegalTransition
 from .events import (
     STRICTNESS,
@@ -151,6 +153,8 @@ class Fold:
 def _fold_run(row: RunRow, changes: dict[str, Any], event: Event, seq: int, now: float) -> None:
     """Fold what an event says about the run itself into `changes`, the fields that differ from `row` by now."""
     match event:
+        case RunCreated():
+            changes |= _deadline(timeout_of(event.config.get("limits")), now)
         case RunClaimed():
             changes |= {"epoch": event.epoch, "claim_id": event.event_id, "parked": False}
             if event.charged:
@@ -161,17 +165,29 @@ def _fold_run(row: RunRow, changes: dict[str, Any], event: Event, seq: int, now:
         case CodeChanged():
             changes["digest"] = event.digest
         case CancelRequested():
-            changes |= {"cancel": True, "due_at": None}
+            changes |= {"cancel": True, "error": event.reason or None, "due_at": None, "deadline_at": None}
         case RunCompleted():
-            changes["end_seq"] = seq
+            changes |= {"end_seq": seq, "error": None, "deadline_at": None}
         case RunFailed():
-            changes |= {"end_seq": seq, "error": event.code, "due_at": None}
+            changes |= {"end_seq": seq, "error": event.code, "due_at": None, "deadline_at": None}
         case RunCancelled() | RunTimedOut():
-            changes |= {"end_seq": seq, "error": event.reason, "due_at": None}
-        case RunRequeued():
+            changes |= {"end_seq": seq, "error": event.reason, "due_at": None, "deadline_at": None}
+        case RunRequeued(limits=limits):
             changes |= {"end_seq": None, "error": None, "cancel": False, "charges": (), "parked": False}
+            timeout_s = timeout_of(limits) if limits and "timeout_s" in limits else row.timeout_s
+            changes |= _deadline(timeout_s, now)
     if isinstance(event, (CancelRequested, RunRequeued, RunFailed)):
         changes["decisions"] = (*changes.get("decisions", row.decisions), event.event_id)[-DECISIONS_KEPT:]
+
+
+def timeout_of(limits: JsonValue) -> float | None:
+    """How long a run with these limits may take, None: as long as it likes."""
+    timeout_s = limits.get("timeout_s") if isinstance(limits, dict) else None
+    return float(timeout_s) if isinstance(timeout_s, int | float) else None
+
+
+def _deadline(timeout_s: float | None, now: float) -> dict[str, float | None]:
+    return {"timeout_s": timeout_s, "deadline_at": None if timeout_s is None else now + timeout_s}
 
 
 def fold_call(calls: Mapping[str, CallRow], run_id: str, event: Event, seq: int, now: float) -> CallRow | None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
-from .decisions import decide, expire, outcome_of_waiting, settle, waited_for
+from .decisions import cancelled, decide, expire, outcome_of_waiting, settle, waited_for
 from .errors import IllegalTransition
 from .events import (
     ApprovalRequested,
@@ -53,7 +53,7 @@ from .log import (
     Unsettle,
     Verdict,
 )
-from .projections import Fold, closing_results
+from .projections import Fold
 from .states import TERMINAL, Status
 
 Key = tuple[str, str]
@@ -192,12 +192,7 @@ class Book:
             raise Refused("ended", f"run {row.run_id} has already ended as {row.status}")
         if row.cancel:
             return Accepted(row, already=True)
-        events: list[Event] = [command.event]
-        if row.status in (Status.QUEUED, Status.AWAITING_APPROVAL):  # no owner is there, or due, to do it
-            by = "before it started" if row.status is Status.QUEUED else f"by {command.event.by}"
-            events += closing_results(self._open(row.run_id))
-            events.append(RunCancelled(reason=command.event.reason or f"cancelled {by}"))
-        return self._write(row, events)
+        return self._write(row, cancelled(row, command.event, self._open(row.run_id)))
 
     def _requeue(self, command: Requeue) -> Accepted:
         row = self._row(command.run_id)

@@ -91,12 +91,16 @@ runs: Final = Table(
     _number("end_seq", nullable=True),
     _seconds("due_at", nullable=True),
     Column("parked", Boolean, nullable=False),
+    _seconds("timeout_s", nullable=True),
+    _seconds("deadline_at", nullable=True),
 )
 Index("runs_sweep", runs.c.status, runs.c.priority.desc(), runs.c.created_at, runs.c.run_id)
 Index("runs_newest", runs.c.created_at.desc(), runs.c.run_id)
 Index("runs_batch", runs.c.batch, runs.c.status)
 _is_due = runs.c.due_at.is_not(None)
 Index("runs_due", runs.c.due_at, sqlite_where=_is_due, postgresql_where=_is_due)
+_has_deadline = runs.c.deadline_at.is_not(None)
+Index("runs_deadline", runs.c.deadline_at, sqlite_where=_has_deadline, postgresql_where=_has_deadline)
 
 calls: Final = Table(
     "calls",
@@ -145,6 +149,7 @@ leases: Final = Table(
     _seconds("expires_at"),
 )
 
+_USAGE_AT: Final = list(runs.c.keys()).index(_USAGE[0])
 _CALL_FIELDS: Final = tuple(field.name for field in fields(CallRow))
 _call_values: Final[Callable[[CallRow], tuple[Any, ...]]] = attrgetter(*_CALL_FIELDS)
 _usage_values: Final[Callable[[Usage], tuple[Any, ...]]] = attrgetter(*_USAGE)
@@ -153,11 +158,11 @@ _lease_values: Final[Callable[[Lease], tuple[Any, ...]]] = attrgetter(*leases.c.
 
 def run_row(row: Sequence[Any]) -> RunRow:
     """The projection of a run from a row of `runs`."""
-    run_id, status, *plain, cancel, claim_id, charges, decisions, error, end_seq, due_at, parked = row
-    kept = len(plain) - len(_USAGE)
-    usage = Usage(**dict(zip(_USAGE, plain[kept:], strict=True)))
-    values: list[Any] = [run_id, Status(status), *plain[:kept], usage, cancel, claim_id]
-    values += [_parsed(charges), _parsed(decisions), error, end_seq, due_at, parked]
+    run_id, status, *plain = row[:_USAGE_AT]
+    usage = Usage(**dict(zip(_USAGE, row[_USAGE_AT:], strict=False)))
+    cancel, claim_id, charges, decisions, *rest = row[_USAGE_AT + len(_USAGE) :]
+    values: list[Any] = [run_id, Status(status), *plain, usage, cancel, claim_id]
+    values += [_parsed(charges), _parsed(decisions), *rest]
     return RunRow(*values)
 
 
@@ -189,6 +194,8 @@ def run_values(run: RunRow) -> tuple[Any, ...]:
         run.end_seq,
         run.due_at,
         run.parked,
+        run.timeout_s,
+        run.deadline_at,
     )
 
 

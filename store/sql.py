@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Select, delete, func, select, update
+from sqlalchemy import ColumnElement, Connection, Select, delete, func, or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from .commit import apply, stored_event
@@ -229,7 +229,7 @@ class SqlLog:
                 statement = statement.where(runs.c.run_id < end)
         created_at: ColumnElement[float] = runs.c.created_at
         if due_before is not None:
-            statement = statement.where(runs.c.due_at <= due_before)
+            statement = statement.where(or_(runs.c.due_at <= due_before, runs.c.deadline_at <= due_before))
             created_at = runs.c.created_at + 0.0  # no column of an index: SQLite would read all runs in order of age
         if oldest_first:
             statement = statement.order_by(runs.c.priority.desc(), created_at, runs.c.run_id)

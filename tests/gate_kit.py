@@ -104,6 +104,7 @@ class Office:
         self.metadata = metadata or {}
         self.tools: Tools
         self.journal: Journal
+        self.owner: Owner
         self.new_journal()
 
     def new_journal(self) -> None:
@@ -118,7 +119,12 @@ class Office:
         row = await self.row()
         done = await accepted(self.log, Claim(RUN, f"claim {row.epoch}", LEASE, row.epoch))
         start = Start(RUN, done.row.epoch, tuple(await self.log.read(RUN)))
-        return asyncio.create_task(Owner(start, lambda ask: serve(self.journal, ask), loader(self.agent)).drive())
+        self.owner = Owner(start, self.ask, loader(self.agent))
+        return asyncio.create_task(self.owner.drive())
+
+    async def ask(self, payload: Any) -> Any:
+        """What the owner asks of its journal."""
+        return await serve(self.journal, payload)
 
     async def drive(self) -> str:
         """Drive the run until it ends or waits; its status then."""

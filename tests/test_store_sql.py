@@ -122,6 +122,7 @@ async def test_what_is_due_is_found_without_reading_all_runs(log: SqlLog, path: 
     steps = [step[-1] for step in connection.execute(f"EXPLAIN QUERY PLAN {asked[-1]}", parameters)]
     connection.close()
     assert "SEARCH runs USING INDEX runs_due (due_at<?)" in steps
+    assert "SEARCH runs USING INDEX runs_deadline (deadline_at<?)" in steps
 
 
 # -- versions and strangers -----------------------------------------------------------------------------------
