@@ -52,7 +52,7 @@ class CallEnd:
     attempt: int
     fate: Fate
     text: str
-    """What the model is told of it, or the call's own result; canonical JSON text, empty while the call is open."""
+    """What the model is told of it; of a call that finished its result, as JSON text. Empty while the call is open."""
 
 
 async def cancel(
@@ -124,22 +124,30 @@ def _call_end(before: State, call_id: str, after: Sequence[Stored]) -> CallEnd:
         elif isinstance(event, ToolEvidence) and event.tool_call_id == call_id:
             happened = happened or not event.is_error
     call = next(call for turn in state.turns for call in turn.calls if call.tool_call_id == call_id)
-    effect, text = call.effect, result.content if result else ""
-    fate: Fate = "finished" if happened else _fate(result, effect)
-    return CallEnd(call_id, call.request.name, effect, call.attempt, fate, text)
+    text = _said(result) if result else ""
+    fate: Fate = "finished" if happened else _fate(result, text, call.effect)
+    return CallEnd(call_id, call.request.name, call.effect, call.attempt, fate, text)
 
 
-def _fate(result: ToolResult | None, effect: str) -> Fate:
+def _said(result: ToolResult) -> str:
+    """The text of a closing result, and any other as it is."""
+    if result.source != "cancel":
+        return result.content
+    said = json.loads(result.content)
+    return str(said["message"] if isinstance(said, dict) else said).removeprefix("cancelled: ")
+
+
+def _fate(result: ToolResult | None, said: str, effect: str) -> Fate:
     if result is None:
         return "open"
     if result.source in ("crash", "timeout"):
         return "stopped" if effect == "read_only" else "unknown"
     if result.source != "cancel":
         return "finished"
-    said = str(json.loads(result.content)).removeprefix("cancelled: ")
-    if said.startswith("never started"):
+    if said.startswith(("never started", "stopped before it began")):
         return "never started"
-    return "stopped" if said.startswith("stopped") or effect == "read_only" else "unknown"
+    without_effect = said.startswith("stopped") and "may have taken effect" not in said
+    return "stopped" if without_effect or effect == "read_only" else "unknown"
 
 
 __all__ = ["CallEnd", "Cancelled", "call_ends", "cancel", "certificate", "standing"]
