@@ -21,7 +21,7 @@ from ..store.log import Command, EventLog, Lease, Verdict
 from .courier import Courier, Desk, Numbered, Reply
 from .journal import Journal, serve
 from .kernel import boot_id, kill_process, process_started
-from .leftovers import sweep_locks
+from .leftovers import sweep_locks, watch_strays
 from .loading import loaded
 from .ray_tasks import JOURNAL, RayTasks, bind_process, journal_handle
 from .requests import Ended, Settings, Start
@@ -86,7 +86,9 @@ class JournalActor:
         tasks = RayTasks(self._settings.namespace)
         journal = Journal(event_log, tasks, self._settings.name)
         self._tasks = tasks
-        work = (tasks.watch(), self._sweep(journal), sweep_locks(event_log, self._settings.name))
+        name = self._settings.name
+        strays = watch_strays(event_log, tasks, name, journal.runs_attempt)
+        work = (tasks.watch(), self._sweep(journal), strays, sweep_locks(event_log, name))
         self._background = [asyncio.create_task(each) for each in work]
 
         async def answer(payload: Any) -> Any:

@@ -108,6 +108,8 @@ class Pursued:
     """Set when its run is cancelled, or has ended: what runs of it is being stopped."""
     asking: bool = False
     """Its probe runs, not an attempt."""
+    hurried: bool = False
+    """Its probe has had its time."""
     mute: bool = False
     """Its run has ended, so that nothing but a result of its own is worth recording."""
 
@@ -158,6 +160,7 @@ class Pursuit:
         if not pursuing.done() and not it.asking:
             self._tasks.kill(run_id, call_id)
         if not await self._over(pursuing, PROBE_S):
+            it.hurried = True
             self._tasks.kill(run_id, call_id)
         await asyncio.wait({pursuing})
 
@@ -289,15 +292,16 @@ class Pursuit:
 
     async def _ask_probe(self, it: Pursued) -> Outcome:
         it.asking = True
+        tries, why = 0, "there was no time for it"
         try:
-            for _ in range(1 if it.stopping.is_set() else it.options.attempts_max):
+            while tries < it.options.attempts_max and not it.hurried:
                 try:
                     return await self._tasks.run(self._work(it, probe=True), it.options)
                 except TaskDied as death:
-                    why = death.why
+                    tries, why = tries + 1, death.why
         finally:
             it.asking = False
-        return Outcome(kind="unknown", content=f"the probe's process died {it.options.attempts_max} times: {why}")
+        return Outcome(kind="unknown", content=f"the probe's process died {tries} times: {why}")
 
     async def _answer(self, it: Pursued, content: str) -> bool:
         event = ToolResult(tool_call_id=it.row.tool_call_id, attempt=it.row.attempt, content=content, source="probe")

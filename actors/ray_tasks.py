@@ -35,8 +35,8 @@ from ..store.errors import UsageError
 from ..store.events import AgentRef, ToolCallStarted
 from ..store.log import CallRow
 from .attempt import GRACE_S, Outcome, Work, perform
-from .children import Named, adopt_orphans, alive, below, end_all, end_marked, mark_of
-from .kernel import boot_id, prove_dead
+from .children import Named, adopt_orphans, alive, all_marked, below, end_all, end_marked, mark_of
+from .kernel import boot_id, process_started, prove_dead
 from .loading import loaded
 from .pursuit import CLOCK_MARGIN_S, TaskDied
 from .stopping import forget, tell
@@ -117,7 +117,7 @@ def prove_over(lock: str, mark: str) -> bool:
 class _Flying:
     ref: Any
     work: Work
-    lost: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    lost: asyncio.Future[TaskDied] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     node: str = ""
     pid: int = 0
     told: bool = False
@@ -128,6 +128,12 @@ class _Flying:
     over_at: float = float("inf")
     """Monotonic time after which the attempt cannot be alive."""
     hold_s: float = 0.0
+    dead: bool = False
+    """Its process was seen to be gone; its result may still be on the way."""
+
+    def give_up(self, why: str, charged: bool = False) -> None:
+        if not self.lost.done():
+            self.lost.set_result(TaskDied(why, charged))
 
 
 class RayTasks:
@@ -164,7 +170,7 @@ class RayTasks:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
                 answer.cancel()
-                raise TaskDied(flying.lost.result(), charged=False)
+                raise flying.lost.result()
             outcome = Outcome.model_validate_json(answer.result())
         except (NodeDiedError, RuntimeEnvSetupError) as error:
             raise TaskDied(_text(error), charged=not isinstance(error, NodeDiedError)) from error
@@ -233,6 +239,14 @@ class RayTasks:
             if await self._on_node(node, end_marked, wanted) is False:
                 log.warning("processes of %s on node %s resist", wanted, node)
 
+    async def marks(self, store: str, everywhere: bool) -> set[tuple[str, str]]:
+        """The marks of a store's living processes, each with a node; on this machine or everywhere."""
+        nodes = [""]
+        if everywhere:
+            nodes += [node for node in await asyncio.to_thread(living_nodes) if not self._is_here(node)]
+        found = [(await self._on_node(node, all_marked, store) or (), node) for node in nodes]
+        return {(mark, node) for marks, node in found for mark, _ in marks}
+
     def _is_here(self, node: str) -> bool:
         """Whether a node is on this machine, though Ray may have lost it."""
         if node not in self._here:
@@ -256,20 +270,25 @@ class RayTasks:
             return None
 
     async def watch(self) -> None:
-        """Give up attempts whose node is gone or whose deadline has passed; for ever."""
+        """Give up attempts whose node is gone, whose deadline has passed, or whose process has died; for ever.
+
+        Ray does not notice the death of a worker as long as a process that it has forked holds its connections.
+        """
         while True:
             await asyncio.sleep(NODES_EVERY_S)
-            placed = [flying for flying in self._flying.values() if flying.node]
+            placed = [flying for flying in self._flying.values() if flying.node and not flying.lost.done()]
             if not placed:
                 continue
             alive = await asyncio.to_thread(living_nodes)
             for flying in placed:
-                if flying.lost.done():
-                    continue
                 if flying.node not in alive:
-                    flying.lost.set_result("its node was lost")
+                    flying.give_up("its node was lost")
                 elif time.monotonic() > flying.over_at:
-                    flying.lost.set_result("its hard deadline has passed")
+                    flying.give_up("its hard deadline has passed")
+                elif flying.pid and self._is_here(flying.node) and not process_started(flying.pid):
+                    if flying.dead:
+                        flying.give_up("the process exited, crashed or was killed", charged=True)
+                    flying.dead = True
 
 
 def _own_node() -> str:

@@ -20,6 +20,7 @@ from uuid import uuid4
 
 from pydantic import JsonValue
 
+from ..actors.children import end_marked
 from ..actors.courier import Courier, Numbered, Reply
 from ..actors.leftovers import sweep_locks
 from ..actors.loading import LoadedAgent, load_agent
@@ -151,6 +152,7 @@ class Runtime:
         event_log, self._log = self._log, None
         if event_log:
             if self._cluster.address is None:
+                await _finished(asyncio.to_thread(end_marked, self.settings.name))
                 await sweep_locks(event_log, self.settings.name)
             await event_log.close()
 
@@ -358,7 +360,7 @@ def _in_a_loop() -> bool:
     return True
 
 
-async def _finished(work: Coroutine[Any, Any, None]) -> None:
+async def _finished(work: Coroutine[Any, Any, object]) -> None:
     """Await work that nothing may overtake: a cancelled caller goes on only when it is done."""
     task = asyncio.create_task(work)
     try:

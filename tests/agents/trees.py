@@ -3,7 +3,8 @@
 Input: {"turns": [[{"name": TOOL, "arguments": {"do": WHAT}}, ...], ...]}; one inner list per turn, then a final text.
 WHAT is steps with commas: `spawn` starts one sleeper of each kind and waits until all of them run; `run` has
 run_process start some; `act` takes effect; `sleep`, `grind` in C code, `look` until cancelled, be `late` in heeding the
-signal, `ignore` it, `die`. A note in the ledger tells when a tool has begun, when it was interrupted, and when it has finished.
+signal, `ignore` it, `die`. A note in the ledger tells when a tool has begun, when it was interrupted, and when it has
+finished.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def fork_twice(path: str) -> None:
     if child == 0:
         os.setsid()
         if os.fork() == 0:
-            Path(path).touch()
+            Path(f"{path}.new").write_text(str(os.getpid()))
+            os.rename(f"{path}.new", path)
             time.sleep(600)
         os._exit(0)
     os.waitpid(child, 0)
