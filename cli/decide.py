@@ -21,7 +21,7 @@ from .asked import question_json, question_lines
 from .find import find_run
 from .options import asynchronous, at_store, by_option, db_option, json_option, reason_option
 from .read import open_reader
-from .run import plain_text, read_json
+from .run import plain_text, read_json, read_object
 from .terminal import Terminal
 from .text import json_line, line
 
@@ -50,7 +50,7 @@ async def approve(db: str, run: str, call: str | None, arguments: str | None, as
     RUN is its id, or the first characters of it. CALL may be left out where one approval is open. Edited arguments are
     held to the tool's schema and recorded as such.
     """
-    edited = None if arguments is None else read_arguments(arguments)
+    edited = None if arguments is None else read_object(arguments, "--arguments")
 
     async def decide(event_log: SqlLog, run_id: str) -> Decided:
         return await decisions.approve(event_log, run_id, call, arguments=edited, **_texts(who))
@@ -153,20 +153,6 @@ async def list_questions(db: str, run: str | None, batch: str | None, limit: int
         terminal.say("no questions are open")
     elif len(found) > limit:
         terminal.say(f"(the first {limit}; --limit shows more)")
-
-
-def read_arguments(text: str) -> dict[str, Any]:
-    """The object that --arguments stands for. Raises UsageError."""
-    if text.startswith("@"):
-        try:
-            with open(text[1:], encoding="utf-8-sig") as file:
-                text = file.read()
-        except (OSError, ValueError) as error:
-            raise UsageError(f"--arguments {text}: the file cannot be read: {error}") from error
-    value = read_json(text, "--arguments")
-    if not isinstance(value, dict):
-        raise UsageError("--arguments is not a JSON object: write {...} with the names and values of all arguments")
-    return value
 
 
 def _texts(options: dict[str, Any]) -> dict[str, Any]:

@@ -95,6 +95,20 @@ def read_json(text: str, what: str) -> JsonValue:
     return value
 
 
+def read_object(text: str, what: str) -> dict[str, Any]:
+    """The JSON object that a user gave, or named the file of as @FILE. Raises UsageError."""
+    if text.startswith("@"):
+        try:
+            with open(text[1:], encoding="utf-8-sig") as file:
+                text = file.read()
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{what} {text}: the file cannot be read: {error}") from error
+    value = read_json(text, what)
+    if not isinstance(value, dict):
+        raise UsageError(f"{what} is not a JSON object: write {{...}} with the names and values")
+    return value
+
+
 def plain_text(text: str | None) -> str | None:
     """An argument as valid Unicode."""
     return None if text is None else str(plain(text))

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from decimal import Decimal
 from typing import Any, Final
 
+from ..actors.guards import Limits, limits_of
+from ..actors.prices import PriceList, cost, in_dollars, total
 from ..client.questions import questions_in
 from ..store.events import (
+    AssistantMessage,
     Event,
     RunCancelled,
     RunClaimed,
@@ -55,6 +59,8 @@ def run_json(row: RunRow, stored: Sequence[Stored], calls: Sequence[CallRow]) ->
     return row_json(row, calls) | {
         "input": first.input if first else None,
         "config": first.config if first else {},
+        "limits": _limits(stored).model_dump(mode="json"),
+        "cost": None if (spent := _cost(stored)) is None else in_dollars(spent).removeprefix("$"),
         "metadata": first.metadata if first else {},
         "correlation_id": first.correlation_id if first else None,
         "output": end.event.output if end and isinstance(end.event, RunCompleted) else None,
@@ -71,7 +77,8 @@ def run_lines(row: RunRow, stored: Sequence[Stored], calls: Sequence[CallRow], d
     """A run for people."""
     facts = run_json(row, stored, calls)
     usage = ", ".join(f"{name.removesuffix('_tokens')} {count}" for name, count in facts["usage"].items() if count)
-    ended = facts["ended_at"]
+    ended, spent = facts["ended_at"], _cost(stored)
+    bounds = ", ".join(f"{name} {value}" for name, value in facts["limits"].items() if value is not None)
     lasted = f" ({duration(ended - row.created_at)} after its creation)" if ended else ""
     cancelling = ", a cancel is requested" if row.cancel and not row.status.is_terminal else ""
     texts = [
@@ -86,6 +93,11 @@ def run_lines(row: RunRow, stored: Sequence[Stored], calls: Sequence[CallRow], d
         ("ended", f"{clock(ended)}{lasted}" if ended else ""),
         ("turns", str(row.turns)),
         ("tokens", usage or "0"),
+        (
+            "cost",
+            "" if spent is None else f"{in_dollars(spent)}, at the prices of {facts['config']['prices']['model']}",
+        ),
+        ("limits", bounds),
         ("respawns", f"{facts['respawns']}" + (f", resumed {facts['resumes']} times" if facts["resumes"] else "")),
         ("events", f"{row.seq} (epoch {row.epoch})"),
         ("input", _block(facts["input"])),
@@ -99,6 +111,23 @@ def run_lines(row: RunRow, stored: Sequence[Stored], calls: Sequence[CallRow], d
     for question in questions_in(row, calls, stored):
         told += ["", *question_lines(question, db)]
     return told
+
+
+def _limits(stored: Sequence[Stored]) -> Limits:
+    """The limits that a run has now."""
+    first = stored[0].event
+    resumes = [one.event.limits for one in stored if isinstance(one.event, RunRequeued) and one.event.limits]
+    return limits_of(first.config.get("limits") if isinstance(first, RunCreated) else None, resumes)
+
+
+def _cost(stored: Sequence[Stored]) -> Decimal | None:
+    """What a run has spent, in US dollars; None where the prices of its model are not known."""
+    first = stored[0].event
+    known = first.config.get("prices") if isinstance(first, RunCreated) else None
+    if known is None:
+        return None
+    prices = PriceList.model_validate(known)
+    return total(cost(prices, one.event.usage) for one in stored if isinstance(one.event, AssistantMessage))
 
 
 def _block(value: Any) -> str:

@@ -64,6 +64,7 @@ def check_messages(messages: Sequence[dict[str, Any]]) -> None:
         following = messages[number + 1] if number + 1 < len(messages) else None
         if message["role"] == "assistant":
             ids = [call["id"] for call in message["tool_calls"]]
+            assert ids or message["text"], f"message {number} is empty"
             assert len(set(ids)) == len(ids) and not seen & set(ids), f"message {number} repeats a call id: {ids}"
             seen |= set(ids)
             for call in message["tool_calls"]:
@@ -78,7 +79,9 @@ def check_messages(messages: Sequence[dict[str, Any]]) -> None:
             for result in message["results"]:
                 json.loads(result["content"])
         else:
-            assert number == 0, f"message {number} has role {message['role']}"
+            assert message["role"] == "user", f"message {number} has role {message['role']}"
+            told = number == 0 or (messages[number - 1]["role"] != "assistant" and message["content"])
+            assert told, f"message {number} is no notice before a turn"
     assert messages[-1]["role"] != "assistant", "the model is asked to answer itself"
 
 
