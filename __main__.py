@@ -1,6 +1,25 @@
-"""`perdure` and `python -m perdure`."""
+"""`python -m perdure`, and the `perdure` command."""
 
-from .cli.app import main
+from __future__ import annotations
+
+import os
+import signal
+from typing import Final
+
+INTERRUPTED: Final = 130
+
+
+def main() -> None:
+    """The entry point. Ctrl-C while the command is still being imported ends it as later on, without a traceback."""
+    heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if heeds:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+    from .cli.app import main as command
+
+    if heeds:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    command()
+
 
 if __name__ == "__main__":
     main()

@@ -72,7 +72,8 @@ class _Resume:
 
     async def run(self, texts: Sequence[str], batch: str | None) -> int:
         """The whole command; its exit code."""
-        again = f"perdure {at_store(self._db)}resume {shlex.join(texts)}".strip()
+        which = ["--batch", batch] if batch is not None else texts
+        again = f"perdure {at_store(self._db)}resume {shlex.join(which)}".strip()
         self._interrupts.say = lambda: self._terminal.say(f"\ninterrupted; the runs stay resumable: {again}")
         event_log = await open_log(self._db, create=False)
         try:

@@ -120,6 +120,7 @@ async def _run(db: str, command: Create, address: str | None, as_json: bool) -> 
 
     async def work() -> tuple[Outcome, list[Question]]:
         async with open_door(db, address, at_hand=interrupts.hold) as door:
+            interrupts.say = lambda: terminal.say(f"\ninterrupted; if the run was launched, it is resumable: {resume}")
             await door.create([command])
             interrupts.say = lambda: terminal.say(f"\ninterrupted; the run stays resumable: {resume}")
             terminal.say(f"run {command.run_id}")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +25,7 @@ from perdure.store.sql import SqlLog, open_log
 
 from .ask_kit import begin, done, gated, wants
 from .batch_kit import LEASE
+from .cli_kit import lines_until
 from .command_kit import create, fill, no_cluster, perdure, refusal, within
 from .store_kit import request, result, started
 
@@ -224,6 +228,20 @@ def test_it_does_not_wait_when_told_so_nor_when_the_supervisor_goes(
     told = perdure("cancel", "dddd1111", "--db", path)
     assert told.exit_code == 0
     assert told.stdout.startswith("run dddd1111: a cancel was requested before; nobody works on this store now")
+
+
+def test_an_interrupted_wait_leaves_the_cancel_standing(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    driven(path, "dddd1111", wants())
+    works(path)
+    command = [sys.executable, "-m", "perdure", "cancel", "dddd1111", "--db", str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    lines_until(process, "being cancelled")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (130, "")
+    assert err == f"\ninterrupted; the cancel stands: perdure --db {path} show dddd1111\n"
+    assert json.loads(perdure("show", "dddd1111", "--json", "--db", path).stdout)["cancel"] is True
 
 
 # -- the certificate ----------------------------------------------------------------------------------------

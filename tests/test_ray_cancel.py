@@ -169,7 +169,7 @@ async def test_in_the_instant_of_the_start_no_effect_is_dated_after_an_accepted_
         if "tool_call_started" in kinds and told.answer == "cancelling":
             assert kinds.index("tool_call_started") < kinds.index("cancel_requested"), "it began after the cancel"
         ends = await floor.runtime.certificate(run.run_id)
-        fates.update([end.fate for end in ends] or ["no call was open"])
+        fates.update([str(end.fate) for end in ends] or ["no call was open"])
         if effects and ends:
             assert ends[0].fate in ("finished", "unknown"), "it happened"
 

@@ -3,8 +3,9 @@
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
-from perdure import Agent, ToolContext, tool
+from perdure import Agent, ModelRequest, ToolContext, tool
 
 
 def note(folder: str, kind: str, run_id: str) -> None:
@@ -14,18 +15,18 @@ def note(folder: str, kind: str, run_id: str) -> None:
 
 @tool(effect="non_idempotent", settles_after_s=0)
 def pay(ctx: ToolContext) -> str:
-    note(ctx.metadata["dir"], "effect", ctx.run_id)
+    note(str(ctx.metadata["dir"]), "effect", ctx.run_id)
     return "paid"
 
 
-async def answer(request):
+async def answer(request: ModelRequest) -> Any:
     """Turn 0 asks for `pay` where the input says so; the last turn ends at the time `at`."""
-    folder = request.metadata["dir"]
+    folder, asked = str(request.metadata["dir"]), dict[str, Any](request.input)  # type: ignore[arg-type]
     note(folder, "asked", request.run_id)
-    if request.turn_index == 0 and request.input["pays"]:
+    if request.turn_index == 0 and asked["pays"]:
         return {"tool_calls": [{"name": "pay"}]}
     try:
-        await asyncio.sleep(max(0.0, request.input["at"] - time.time()))
+        await asyncio.sleep(max(0.0, asked["at"] - time.time()))
     except asyncio.CancelledError:
         note(folder, "closed", request.run_id)
         raise
