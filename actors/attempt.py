@@ -31,7 +31,7 @@ from .kernel import AttemptLock, Deadline, boot_id, own_start, runtime_folder
 from .loading import loaded
 from .results import NoJsonForm, error_text, plain_error, result_text, valid_text
 from .stopping import GRACE_S as GRACE_S
-from .stopping import Stoppable, served, stopped_by
+from .stopping import Stoppable, TimedOut, served, stopped_by
 from .tools import Cancelled, Settled, Tool, ToolContext
 
 ITEMS_MAX = 10_000
@@ -79,10 +79,6 @@ class Outcome(BaseModel):
     took_s: float | None = None
     left: bool = False
     """Whether the handler may have left processes behind."""
-
-
-class TimedOut(BaseException):
-    """Interrupts a plain handler at its timeout. Not an Exception, so that no handler swallows it by habit."""
 
 
 Begin = Callable[[ToolCallStarted | None], str | None]

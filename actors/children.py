@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from .kernel import call_libc, process_started, runtime_folder
+from .stopping import Stopped
 
 if TYPE_CHECKING:
     from .tools import Cancelled
@@ -160,7 +161,7 @@ def run_process(
         try:
             while process.poll() is None:
                 if cancelled.came:
-                    end_group(process)
+                    raise Stopped
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(0.2)
         except BaseException:

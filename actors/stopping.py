@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,9 +27,15 @@ SIGNAL = signal.SIGUSR1
 GRACE_S = 5.0
 """Time between the signal to stop, or a tool's timeout, and SIGKILL."""
 
+AGAIN_S = 0.005
+
 
 class Stopped(KeyboardInterrupt):
     """Interrupts a plain handler that is to stop."""
+
+
+class TimedOut(BaseException):
+    """Interrupts a plain handler at its timeout. Not an Exception, so that no handler swallows it by habit."""
 
 
 class Stoppable:
@@ -37,7 +45,7 @@ class Stoppable:
         self._store, self._deadline = store, deadline
         self._name = name_of(run_id, tool_call_id, attempt)
         self.cancelled = Cancelled()
-        self._interruptible = False
+        self._interruptible = self._lost = False
         self._cancel_task: Callable[[], object] | None = None
 
     @contextmanager
@@ -65,7 +73,9 @@ class Stoppable:
         try:
             (runtime_folder(self._store) / self._name).unlink()
         except FileNotFoundError:
-            return
+            if not self._lost:
+                return
+        self._lost = False
         self.cancelled.came = True
         self._deadline.shorten(GRACE_S)
         if self.cancelled.asked:
@@ -74,6 +84,11 @@ class Stoppable:
             self._cancel_task()
         elif self._interruptible:
             raise Stopped
+
+    def is_told_again(self) -> None:
+        """The exception was raised where Python drops every exception. It is raised once more, a little later."""
+        self._lost = True
+        threading.Timer(AGAIN_S, os.kill, (os.getpid(), SIGNAL)).start()
 
 
 serving: Stoppable | None = None
@@ -95,11 +110,22 @@ def served(attempt: Stoppable) -> Iterator[None]:
 def _listen() -> None:
     if threading.current_thread() is threading.main_thread() and signal.getsignal(SIGNAL) is not _come:
         signal.signal(SIGNAL, _come)
+        sys.unraisablehook = functools.partial(_dropped, sys.unraisablehook)
 
 
 def _come(signum: int, frame: FrameType | None) -> None:
     if serving:
         serving.is_told()
+
+
+def _dropped(hook: Callable[[sys.UnraisableHookArgs], object], what: sys.UnraisableHookArgs) -> None:
+    """Python drops an exception: one that was raised in __del__, or at a fork, where an interrupt may come as well."""
+    if isinstance(what.exc_value, TimedOut):
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+    elif isinstance(what.exc_value, Stopped) and serving:
+        serving.is_told_again()
+    else:
+        hook(what)
 
 
 def stopped_by(error: BaseException | None) -> bool:

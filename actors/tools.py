@@ -91,8 +91,9 @@ class ToolContext:
     ) -> subprocess.CompletedProcess[str]:
         """Run a program to its end, in a process group of its own; what it wrote to stdout and stderr.
 
-        Where the attempt is stopped or times out meanwhile, the group gets SIGTERM, and SIGKILL after two seconds. It
-        is killed if the attempt's process dies. With `check`, a return code other than 0 raises CalledProcessError.
+        Where the attempt is stopped or times out meanwhile, the group gets SIGTERM, and SIGKILL after two seconds; for
+        the handler that is KeyboardInterrupt, or a BaseException of the runtime's own. The program is killed if the
+        attempt's process dies. With `check`, a return code other than 0 raises CalledProcessError.
         """
         from .children import run_process  # here, since it takes psutil, which declaring a tool does not need
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from perdure.actors.attempt import Outcome, Work, perform
+from perdure.actors.children import MARK
 from perdure.actors.kernel import left_result, prove_dead
 from perdure.store.events import AgentRef, ToolCallStarted
 
@@ -56,6 +57,7 @@ class Gate:
 def private_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv(MARK, "")  # which attempts leave as it is, for the next one
 
 
 def run(name: str, **arguments: Any) -> Outcome:

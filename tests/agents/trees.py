@@ -2,9 +2,9 @@
 
 Input: {"turns": [[{"name": TOOL, "arguments": {"do": WHAT}}, ...], ...]}; one inner list per turn, then a final text.
 WHAT is steps with commas: `spawn` starts one sleeper of each kind and waits until all of them run; `run` has
-run_process start some; `act` takes effect; `sleep`, `grind` in C code, `look` until cancelled, be `late` in heeding the
-signal, `ignore` it, `die`. A note in the ledger tells when a tool has begun, when it was interrupted, and when it has
-finished.
+run_process start some; `act` takes effect; `sleep`, `grind` in C code, `drop` exceptions for a second and then sleep,
+`look` until cancelled, be `late` in heeding the signal, `ignore` it, `die`. A note in the ledger tells when a tool has
+begun, when it was interrupted, and when it has finished.
 """
 
 from __future__ import annotations
@@ -64,6 +64,17 @@ def fork_twice(path: str) -> None:
     os.waitpid(child, 0)
 
 
+class Lingers:
+    """Takes its time to go, and drops every exception that comes meanwhile, as Python has it."""
+
+    def __init__(self, ctx: ToolContext) -> None:
+        self.ctx = ctx
+
+    def __del__(self) -> None:
+        note(self.ctx, "begin")
+        time.sleep(1)
+
+
 def end(ctx: ToolContext, how: str) -> None:
     match how:
         case "sleep":
@@ -82,6 +93,9 @@ def end(ctx: ToolContext, how: str) -> None:
                 time.sleep(600)
             except KeyboardInterrupt:
                 time.sleep(0.5)
+        case "drop":
+            Lingers(ctx)
+            time.sleep(600)
         case "grind":
             sum(range(10**13))
         case "die":
