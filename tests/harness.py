@@ -20,7 +20,6 @@ from perdure.actors import attempt as attempts
 from perdure.actors.agent import Agent
 from perdure.actors.attempt import Outcome, Work
 from perdure.actors.courier import Courier, Desk, Numbered, Reply
-from perdure.actors.guards import Limits
 from perdure.actors.journal import Journal, serve
 from perdure.actors.pursuit import TaskDied
 from perdure.actors.requests import Ended, Start
@@ -142,7 +141,7 @@ class World:
     def __post_init__(self) -> None:
         self.tape = Tape(self.shape.turns)
         tools = tuple(self._tool(shape) for shape in self.shape.tools)
-        self.agent = Agent(name="a", model=self.tape, tools=tools, limits=Limits(max_turns=self.shape.max_turns))
+        self.agent = Agent(name="a", model=self.tape, tools=tools, limits=self.shape.limits)
 
     # -- tools ----------------------------------------------------------------------------------------
 
@@ -162,7 +161,7 @@ class World:
             if shape.quirk == "exits_after":
                 raise SystemExit(4)
             self.dying = shape.quirk == "dies_once_after" and first
-            return {"call": ctx.tool_call_id, "x": x}
+            return {} if shape.dull else {"call": ctx.tool_call_id, "x": x}
 
         def probe(ctx: ToolContext, x: int) -> Settled:
             if any(key == ctx.idempotency_key for _, key, _ in self.ledger):

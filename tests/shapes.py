@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from perdure.actors.guards import Limits
 from perdure.actors.model import ModelReply, ToolUse
 from perdure.actors.tools import Approval, ApprovalAsk, Word
 from perdure.store.events import Effect, Usage
@@ -20,7 +21,8 @@ Gate = Literal["", "approve", "reject", "edit"]
 @dataclass(frozen=True)
 class ToolShape:
     """A tool of a shape. Of one with a policy the first call passes, the second is gated, the third is denied. One
-    that is `abandoned` when nobody can tell whether it took effect has no truth to be found."""
+    that is `abandoned` when nobody can tell whether it took effect has no truth to be found. A `dull` one has the same
+    result each time."""
 
     name: str
     effect: Effect
@@ -29,6 +31,7 @@ class ToolShape:
     gate: Gate = ""
     policy: bool = False
     abandoned: bool = False
+    dull: bool = False
 
     @property
     def approval(self) -> Approval:
@@ -47,7 +50,7 @@ class Shape:
     name: str
     turns: tuple[ModelReply, ...]
     tools: tuple[ToolShape, ...] = ()
-    max_turns: int = 50
+    limits: Limits = field(default_factory=Limits)
 
     def tool(self, name: str) -> ToolShape:
         """The tool of that name."""
@@ -128,5 +131,19 @@ SHAPES: tuple[Shape, ...] = (
     _one("a rejected effect", ToolShape("pay", "non_idempotent", gate="reject")),
     Shape("gated beside free", (asks("look", "pay_gated", "pay_gated"), says("ok")), (READ, GATED)),
     Shape("a policy for each call", (asks("put", "put", "put"), says("ok")), (POLICED,)),
-    Shape("too many turns", (*(asks("look"),) * 3, says("never")), (READ,), max_turns=2),
+    Shape("too many turns", (*(asks("look"),) * 3, says("never")), (READ,), Limits(max_turns=2)),
+    Shape("a last turn without a word", (asks("put"), ModelReply()), (PUT,), Limits(max_turns=2)),
+    Shape(
+        "a ceiling on calls",
+        (asks("look", "put", "pay_probed"), asks("put", "look"), says("ok")),
+        (READ, PUT, PROBED),
+        Limits(max_tool_calls=3, max_tool_calls_per_turn=2),
+    ),
+    Shape("a budget of tokens", (*(asks("put"),) * 4, says("never")), (PUT,), Limits(max_tokens=13)),
+    Shape("a loop", (*(asks("look"),) * 5, says("never")), (ToolShape("look", "read_only", dull=True),)),
+    Shape(
+        "a loop that is left",
+        (*(asks("put"),) * 3, asks("look"), says("ok")),
+        (ToolShape("put", "idempotent_write", dull=True), READ),
+    ),
 )

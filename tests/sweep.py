@@ -64,7 +64,7 @@ async def play(shape: Shape, folder: Path, *faults: Fault, open_log: OpenLog = m
     world = World(shape, folder)
     log = await open_log(world)
     world.person = Person(world, log)
-    await new_run(log, created(config={"limits": {"max_turns": shape.max_turns}}))
+    await new_run(log, created(config={"limits": shape.limits.model_dump(mode="json")}))
     async with asyncio.timeout(10), processes():
         cluster = Cluster(log, world, _next(faults, 0, world))
         life = 1

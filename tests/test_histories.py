@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from perdure.actors.agent import Agent
 from perdure.actors.machine import Ask, CallModel, Execute, Finish, State, Wait, fold, messages, next_step
 from perdure.actors.model import ModelReply, ToolUse
+from perdure.actors.standing import judged
 from perdure.actors.tools import Approval, Tool, ToolOptions
 from perdure.actors.turn import asked_again, turn_events
 from perdure.store.events import (
@@ -19,6 +21,7 @@ from perdure.store.events import (
     CancelRequested,
     Effect,
     Event,
+    NoticeInjected,
     RunFailed,
     RunRequeued,
     ToolCallRetried,
@@ -109,8 +112,11 @@ class Story:
         step = next_step(state)
         events: tuple[Event, ...] = ()
         if isinstance(step, CallModel):
-            start = () if step.started else (TurnStarted(turn_index=step.turn_index),)
-            answer = await turn_events(RUN, step.turn_index, self.data.draw(replies), AGENT)
+            start: tuple[Event, ...] = () if step.started else (TurnStarted(turn_index=step.turn_index),)
+            if step.notice:
+                start = (NoticeInjected(turn_index=step.turn_index, text=step.notice), *start)
+            judge = partial(judged, state.limits, state.turns, state.resumed)
+            answer = await turn_events(RUN, step.turn_index, self.data.draw(replies), AGENT, judge=judge)
             events = self.pick([(*start, *answer), start or tuple(answer)])
         elif isinstance(step, Finish):
             events = step.events
@@ -188,7 +194,7 @@ class Story:
                 Claim(RUN, f"claim {number}", self.pick([LEASE, LEASE, "another"]), state.epoch),
                 Claim(RUN, f"claim {number}", LEASE, state.epoch, "respawn", charged=True),
                 Cancel(RUN, CancelRequested(by="me")),
-                Requeue(RUN, RunRequeued(by="me")),
+                Requeue(RUN, RunRequeued(by="me", limits=self.pick([None, {"max_turns": 50}]))),
                 Abandon(RUN, LEASE, state.epoch, RunFailed(code="crash_loop", message="m", phase="p")),
             ]
         )
@@ -245,7 +251,8 @@ class Story:
 def test_machine_and_store_agree_on_every_prefix_of_every_history(data: st.DataObject) -> None:
     async def live() -> None:
         story = Story(data)
-        await new_run(story.log, created())
+        limits = {"max_turns": data.draw(st.sampled_from([1, 2, 3, 50])), "max_tokens": 40}
+        await new_run(story.log, created(config={"limits": limits}))
         for _ in range(data.draw(st.integers(5, 40))):
             await story.next()
             if (await story.state()).status is Status.COMPLETED and story.pick([True, False]):
