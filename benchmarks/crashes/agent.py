@@ -177,5 +177,5 @@ agent = Agent(
         *both(send, "non_idempotent", sent),
         *both(blind, "non_idempotent"),
     ),
-    limits=Limits(max_turns=20),
+    limits=Limits(max_turns=20, max_repeats=None),  # plans repeat calls
 )

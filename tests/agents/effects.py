@@ -159,5 +159,8 @@ def model(request: ModelRequest) -> dict[str, Any]:
 
 
 agent = Agent(
-    name="effects", model=model, tools=(read, put, send, wire, glance, dart, blind), limits=Limits(max_turns=20)
+    name="effects",
+    model=model,
+    tools=(read, put, send, wire, glance, dart, blind),
+    limits=Limits(max_turns=20, max_repeats=None),  # tests repeat calls on purpose
 )
