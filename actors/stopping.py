@@ -107,8 +107,9 @@ def served(attempt: Stoppable) -> Iterator[None]:
         serving = None
 
 
+@functools.cache
 def _listen() -> None:
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(SIGNAL) is not _come:
+    if threading.current_thread() is threading.main_thread():
         signal.signal(SIGNAL, _come)
         sys.unraisablehook = functools.partial(_dropped, sys.unraisablehook)
 

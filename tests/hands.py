@@ -61,6 +61,7 @@ class HandTasks:
     tasks: list[Hand] = field(default_factory=list)
     dead: bool = False
     proofs: int = 0
+    told: list[str] = field(default_factory=list)
     killed: list[str] = field(default_factory=list)
 
     async def run(self, work: Work, options: ToolOptions) -> Outcome:
@@ -76,7 +77,7 @@ class HandTasks:
         return None
 
     async def stop(self, run_id: str, tool_call_id: str) -> None:
-        return None
+        self.told.append(tool_call_id)
 
     async def end_children(self, wanted: str, nodes: Collection[str]) -> None:
         return None

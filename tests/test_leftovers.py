@@ -1,16 +1,21 @@
-"""Which lock files are swept, on a log in memory."""
+"""Which lock files are swept, and which processes, on a log in memory."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
 from perdure.actors import leftovers
-from perdure.actors.kernel import AttemptLock
-from perdure.actors.leftovers import sweep_locks
-from perdure.store.log import CallRow
+from perdure.actors.kernel import AttemptLock, own_start
+from perdure.actors.leftovers import sweep_locks, watch_strays
+from perdure.store.events import CancelRequested
+from perdure.store.log import CallRow, Cancel
 from perdure.store.memory import MemoryLog
+
+from .fakes import accepted, new_run
 
 
 class CallsLog(MemoryLog):
@@ -56,3 +61,53 @@ async def test_a_lock_that_is_held_is_left_alone_and_the_empty_folder_goes(folde
     lock.release()
     await sweep_locks(CallsLog(), "store")
     assert not folder.parent.exists()
+
+
+class Processes:
+    """Marked processes of one node."""
+
+    def __init__(self, *marks: str) -> None:
+        self.living = set(marks)
+        self.looks: list[bool] = []
+
+    async def marks(self, store: str, everywhere: bool) -> set[tuple[str, str]]:
+        self.looks.append(everywhere)
+        return {(mark, "node") for mark in self.living}
+
+    async def end_children(self, wanted: str, nodes: Collection[str]) -> None:
+        assert nodes == ["node"]
+        self.living.remove(wanted)
+
+
+async def test_a_new_journal_ends_what_belongs_to_no_attempt_that_runs_and_to_no_finished_one_of_a_run_that_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leftovers, "LOOKS_S", (0.0, 0.0, 0.0))
+    log = CallsLog()
+    await new_run(log, run_id="live")
+    await new_run(log, run_id="over")
+    await accepted(log, Cancel("over", CancelRequested(by="me")))
+    log.rows = (
+        CallRow("live", "finished", 0, "send", "read_only", result_seq=7),
+        CallRow("live", "runs", 0, "send", "read_only"),
+        CallRow("live", "died", 0, "send", "read_only"),
+        CallRow("live", "again", 0, "send", "read_only", attempt=2),
+        CallRow("over", "finished", 0, "send", "read_only", result_seq=7),
+    )
+    kept = {"store.live.finished.1", "store.live.runs.1", "store.live.again.2"}
+    ended = {"store.live.died.1", "store.live.again.1", "store.over.finished.1", "store.unknown.runs.1"}
+    found = Processes(*kept, *ended)
+    runs = {("live", "runs", 1), ("live", "again", 2)}
+    await watch_strays(log, found, "store", lambda *attempt: attempt in runs)
+    assert found.living == kept
+    assert found.looks == [False, True, False]
+
+
+async def test_a_file_that_names_forked_processes_goes_when_none_of_them_lives(folder: Path) -> None:
+    forks = folder / "r.1.t0c0.1.forks"
+    forks.write_text(f"{os.getpid()} {own_start()}\n")
+    await sweep_locks(CallsLog(), "store")
+    assert forks.exists()
+    forks.write_text(f"{os.getpid()} {own_start() - 1}\n")
+    await sweep_locks(CallsLog(), "store")
+    assert not forks.exists()
