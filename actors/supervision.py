@@ -269,7 +269,8 @@ class Supervision:
         )
         verdict = (await self._commit([Abandon(row.run_id, self._lease.nonce, row.epoch, event)]))[0]
         if isinstance(verdict, Accepted):
-            self._note_end(Ended(row.run_id, row.epoch, verdict.row.status, "ended", event))
+            end = verdict.events[-1].event if verdict.events else event
+            self._note_end(Ended(row.run_id, row.epoch, verdict.row.status, "ended", end))
 
     def _watch(
         self, row: RunRow, events: tuple[Stored, ...], member: Member | None = None, urgent: bool = False

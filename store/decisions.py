@@ -108,13 +108,18 @@ def cancelled(row: RunRow, event: CancelRequested, calls: Sequence[CallRow]) -> 
     return [event, *closing_results(calls), RunCancelled(reason=event.reason or f"cancelled {by}")]
 
 
+def closed(row: RunRow, calls: Sequence[CallRow]) -> list[Event]:
+    """The end of a run that is being cancelled, by another hand than its owner's."""
+    return [*closing_results(calls), RunCancelled(reason=row.error or "cancelled on request")]
+
+
 def outcome_of_waiting(row: RunRow, calls: Sequence[CallRow]) -> list[Event]:
     """What ends a run at once when all its open calls wait for a person: a cancel, or a question that has expired.
 
     Nothing runs then and no owner is due, so whoever appended what led there has to append the end too.
     """
     if row.cancel:
-        return [*closing_results(calls), RunCancelled(reason=row.error or "cancelled on request")]
+        return closed(row, calls)
     for call in calls:
         if call.gate == "expired":
             reason = f"nobody decided in time about call {call.tool_call_id} ({call.name})"

@@ -72,9 +72,8 @@ class RunRow:
     parked: bool = False
     """It came to wait for a person since it was last claimed or resumed: the next claim is no respawn."""
     timeout_s: float | None = None
-    """How long the run may take from its creation, or its newest resume, on; None: as long as it likes."""
     deadline_at: float | None = None
-    """When it is ended for that, on the store's clock; None once it has ended or is being cancelled."""
+    """When it has taken `timeout_s` since its creation or newest resume; None once it ended or is being cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,8 +256,7 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Expire:
-    """The supervisor's timer: what is due by the store's clock expires or gets its default decision; a run whose
-    deadline has passed is cancelled, or timed out where it waits for a person."""
+    """The supervisor's timer: what is due by the store's clock expires, or gets its default decision."""
 
     run_id: str
     lease: str
@@ -278,7 +276,7 @@ class Requeue:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """The supervisor ends a run that it may not start again."""
+    """The supervisor ends a run that it may not start again: as failed, or cancelled if that is requested."""
 
     run_id: str
     lease: str
@@ -377,7 +375,7 @@ class EventLog(Protocol):
     ) -> list[RunRow]:
         """Runs that match all filters; by priority and age if `oldest_first`, else the newest first.
 
-        `due_before` means runs of which an open question expires by then, or whose deadline has passed.
+        `due_before` means runs of which an open question expires by then, or whose deadline passes.
         """
         ...
 

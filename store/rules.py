@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
-from .decisions import cancelled, decide, expire, outcome_of_waiting, settle, waited_for
+from .decisions import cancelled, closed, decide, expire, outcome_of_waiting, settle, waited_for
 from .errors import IllegalTransition
 from .events import (
     ApprovalRequested,
@@ -215,6 +215,8 @@ class Book:
             raise Refused("ended", f"run {row.run_id} has already ended as {row.status}")
         if row.epoch != command.seen_epoch:
             raise Refused("stale_epoch", f"run {row.run_id} was claimed by another owner (epoch {row.epoch})")
+        if row.cancel:  # whoever cancelled it was told that it will be
+            return self._write(row, closed(row, self._open(row.run_id)))
         return self._write(row, [command.event])
 
     # -- the owner ----------------------------------------------------------------------------------------

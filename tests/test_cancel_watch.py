@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
 
 from perdure.actors.pool import MemberDied
 from perdure.actors.requests import Await, Ended, Nudge
-from perdure.store.events import CancelRequested
+from perdure.store.events import CancelRequested, RunCancelled
 from perdure.store.log import Cancel, Create
 from perdure.store.memory import MemoryLog
 from perdure.store.states import Status
@@ -32,6 +33,9 @@ class Floor:
         await accepted(self.log, Create(run_id, created(config={"limits": limits})))
         await self.sweep()
         await until(lambda: self.watch.epoch(run_id) > 0)
+
+    def drives(self, run_id: str, epoch: int) -> bool:
+        return self.watch.epoch(run_id) == epoch
 
     async def cancel(self, run_id: str) -> None:
         await accepted(self.log, Cancel(run_id, CancelRequested(by="ann")))
@@ -77,6 +81,17 @@ async def test_the_next_owner_of_a_cancelled_run_is_told_too(floor: Floor) -> No
     floor.watch.pool.members["one"].end.set_exception(MemberDied("respawn", 1))
     await until(lambda: floor.watch.epoch("one") == 2)
     assert await floor.swept() == [("one", 1), ("one", 2)]
+
+
+async def test_a_run_that_dies_too_often_while_it_is_being_cancelled_is_told_as_cancelled(floor: Floor) -> None:
+    await floor.begins("one")
+    asked = asyncio.create_task(floor.watch.supervision.serve(Await("one")))
+    await floor.cancel("one")
+    for epoch in range(1, 7):
+        await until(partial(floor.drives, "one", epoch))
+        floor.watch.pool.members["one"].end.set_exception(MemberDied("respawn", 1))
+    ended = await held(asked)
+    assert (ended.status, type(ended.end)) == ("cancelled", RunCancelled)
 
 
 async def test_a_nudge_has_the_cancel_seen_at_once(floor: Floor) -> None:

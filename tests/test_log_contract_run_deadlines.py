@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perdure.store.events import Event, RunCancelled, RunCompleted, RunRequeued, ToolResult, TurnStarted
-from perdure.store.log import Append, Cancel, Claim, Create, EventLog, Requeue, Result, RunRow
+from perdure.store.log import Abandon, Append, Cancel, Claim, Create, EventLog, Requeue, Result, RunRow
 from perdure.store.states import Status
 
 from .store_kit import (
@@ -21,7 +21,9 @@ from .store_kit import (
     created,
     decides,
     expire_at,
+    failed,
     kinds,
+    mark,
     message,
     refuse,
     request,
@@ -139,3 +141,15 @@ async def test_a_cancelled_run_that_comes_to_wait_for_a_person_ends_with_the_rea
     assert isinstance(closing, ToolResult) and json.loads(closing.content) == "cancelled: never started"
     assert (done.row.status, done.row.error) == (Status.CANCELLED, "deadline")
     assert (await refuse(log, decides())).reason == "cancelled"
+
+
+async def test_a_run_that_is_given_up_while_it_is_being_cancelled_ends_as_cancelled(log: EventLog) -> None:
+    await limited(log, *START, request(), request("c2"))
+    await accept(log, mark("c2"))
+    await accept(log, Cancel(RUN, cancel("too dear")))
+    done = await accept(log, Abandon(RUN, LEASE.nonce, 1, failed()))
+    assert kinds(done) == ["tool_result", "tool_result", "run_cancelled"]
+    assert (done.row.status, done.row.error) == (Status.CANCELLED, "too dear")
+    texts = [json.loads(stored.event.content) for stored in done.events if isinstance(stored.event, ToolResult)]
+    assert [text.partition(",")[0] for text in texts] == ["cancelled: never started", "cancelled: outcome unknown"]
+    assert (await refuse(log, Abandon(RUN, LEASE.nonce, 1, failed()))).reason == "ended"
