@@ -170,7 +170,8 @@ def judge_calls(
     if is_final(standing.turn_count, limits.max_turns):
         return tuple(Refused("limit", "LimitReached", NO_TOOLS) for _ in calls)
     verdicts: list[Refused | None] = [None] * len(calls)
-    loop = looping(past, [call_hash(call.tool, call.arguments) for call in calls], limits.max_repeats)
+    hashes = [call_hash(call.tool, call.arguments) for call in calls] if past else []
+    loop = looping(past, hashes, limits.max_repeats)
     if loop and limits.max_repeats:
         told = Refused("loop", "LoopDetected", explanation(loop, limits.max_repeats))
         verdicts[: loop.calls] = [told] * loop.calls
