@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import JsonValue
 
 from perdure import Runtime, UsageError
 from perdure.client.runtime import Request
@@ -18,7 +19,7 @@ async def test_a_ceiling_outlives_the_actor_and_a_resumed_run_counts_on(tmp_path
     async with quick(Runtime(tmp_path / "runs.db", actors=2)) as runtime:
         bench, folder = Bench(runtime, tmp_path), tmp_path / "run"
         folder.mkdir()
-        turns = [
+        turns: list[JsonValue] = [
             [{"name": "put", "arguments": {"do": "wait,act"}}],
             [{"name": "put", "arguments": {"do": "act"}}, {"name": "put", "arguments": {"do": "act"}}],
         ]

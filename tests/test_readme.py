@@ -32,7 +32,7 @@ def test_the_example_program_compiles() -> None:
 
 
 def test_every_command_that_is_shown_exists() -> None:
-    shown = set(re.findall(r"`perdure ([a-z]+)|^perdure ([a-z]+) \S+\.py:", README, re.MULTILINE))
+    shown = set(re.findall(r"`perdure ([a-z-]+)|^perdure ([a-z-]+) \S+\.py:", README, re.MULTILINE))
     shown = {first or second for first, second in shown}
     assert {"run", "batch", "resume"} <= shown <= COMMANDS.keys()
 
