@@ -10,7 +10,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 .PHONY: test lint demo bfcl bench clean
 
 test: lint
-	$(BIN)/pytest --cov --cov-report=term:skip-covered
+	$(BIN)/pytest -m "not ray" -n auto --cov --cov-report=
+	$(BIN)/pytest -m ray --cov --cov-append --cov-report=term:skip-covered
 
 lint: $(READY)
 	@mkdir -p .cache && ln -sfn "$(CURDIR)" .cache/perdure

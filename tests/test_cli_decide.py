@@ -304,13 +304,12 @@ def test_who_decides_late_is_told_to_resume(db: Path) -> None:
     assert "status      timed_out" in text and "nobody decided in time about call c1" in text
 
 
-def test_asking_and_deciding_imports_no_ray_and_takes_little(db: Path) -> None:
+def test_asking_and_deciding_imports_no_ray(db: Path) -> None:
     code = (
-        "import sys, time\nfrom perdure.cli.app import root\n"
+        "import sys\nfrom perdure.cli.app import root\n"
         "for words in (['questions'], ['approve', 'gate1111', '--arguments', '{\"order_id\": \"1\"}']):\n"
         "    root([*words, '--db', sys.argv[1]], standalone_mode=False)\n"
         "assert not [name for name in sys.modules if name.partition('.')[0] == 'ray']\n"
-        "assert time.process_time() < 2, time.process_time()\n"
     )
     ran = subprocess.run([sys.executable, "-c", code, db], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr

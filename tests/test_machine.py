@@ -237,7 +237,7 @@ def test_a_model_call_that_was_under_way_is_made_again() -> None:
     assert next_step(state) == due(0, started=True)
 
 
-@pytest.mark.parametrize("status", [Status.QUEUED, Status.AWAITING_APPROVAL, *TERMINAL])
+@pytest.mark.parametrize("status", [Status.QUEUED, Status.AWAITING_APPROVAL, *sorted(TERMINAL)])
 def test_an_owner_has_nothing_to_do_for_a_run_that_waits_or_has_ended(status: Status) -> None:
     assert next_step(at(status)) == Wait()
 
