@@ -206,8 +206,8 @@ def _handled(work: Work, call: Callable[[], Any], node: str, children: Children)
 
 
 def _run(work: Work, call: Callable[[], Any]) -> Outcome:
-    """Call the handler; every ending is an Outcome."""
-    threads = set(threading.enumerate())
+    """Call the handler; every ending is an Outcome. A process that it forked and that comes back here ends."""
+    pid, threads = os.getpid(), set(threading.enumerate())
     try:
         if stopping.serving and stopping.serving.cancelled.came:
             return Outcome(kind="spared", content=plain_error("Cancelled", "stopped before it began"), is_error=True)
@@ -225,6 +225,8 @@ def _run(work: Work, call: Callable[[], Any]) -> Outcome:
             return Outcome(kind="stopped", content=plain_error("Cancelled", "it was interrupted"), is_error=True)
         return Outcome(kind="result", content=error_text(error), is_error=True)
     finally:
+        if os.getpid() != pid:  # or it would go on as its parent does, and answer over its parent's connections
+            os._exit(0)
         _spoilt.update(set(threading.enumerate()) - threads)
 
 

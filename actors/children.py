@@ -96,7 +96,10 @@ def adopt_orphans() -> None:
 
 
 def _take_down() -> None:
-    """A forked process has the environment of its parent's beginning, so it is named in a file."""
+    """A forked process has the environment of its parent's beginning, so it is named in a file. SIGTERM is to end it,
+    and not to be handled as Ray has its workers do."""
+    with contextlib.suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if _attempt is None:
         return
     store, mark = _attempt

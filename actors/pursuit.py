@@ -77,7 +77,7 @@ class Tasks(Protocol):
         ...
 
     async def stop(self, run_id: str, tool_call_id: str) -> None:
-        """Give the call's attempt the signal to stop, if one runs."""
+        """Give the call's attempt the signal to stop, if one runs. A second time, only if it was not heard."""
         ...
 
     def kill(self, run_id: str, tool_call_id: str) -> None:
@@ -155,7 +155,7 @@ class Pursuit:
         run_id, call_id = it.row.run_id, it.row.tool_call_id
         await self._tasks.stop(run_id, call_id)
         if not await self._over(pursuing, UNBEGUN_S) and (it.begun == it.row.attempt or it.row.started):
-            await self._tasks.stop(run_id, call_id)  # again, since leave to begin may have been on its way
+            await self._tasks.stop(run_id, call_id)  # again: leave to begin was on its way, or it was not heard
             await self._over(pursuing, GRACE_S)
         if not pursuing.done() and not it.asking:
             self._tasks.kill(run_id, call_id)

@@ -39,7 +39,7 @@ from .children import Named, adopt_orphans, alive, all_marked, below, end_all, e
 from .kernel import boot_id, process_started, prove_dead
 from .loading import loaded
 from .pursuit import CLOCK_MARGIN_S, TaskDied
-from .stopping import forget, tell
+from .stopping import forget, tell, tell_again
 from .tools import ToolOptions
 
 log = logging.getLogger(__name__)
@@ -214,10 +214,10 @@ class RayTasks:
 
     async def stop(self, run_id: str, tool_call_id: str) -> None:
         flying = self._flying.get((run_id, tool_call_id))
-        if flying is None or not flying.pid or flying.told:
+        if flying is None or not flying.pid:
             return
-        flying.told = True
-        await self._on_node(flying.node, tell, *_who(flying.work), flying.pid)
+        how, flying.told = tell_again if flying.told else tell, True
+        await self._on_node(flying.node, how, *_who(flying.work), flying.pid)
 
     def kill(self, run_id: str, tool_call_id: str) -> None:
         flying = self._flying.get((run_id, tool_call_id))

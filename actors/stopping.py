@@ -42,8 +42,9 @@ class Stoppable:
     """The attempt that this process serves."""
 
     def __init__(self, store: str, run_id: str, tool_call_id: str, attempt: int, deadline: Deadline) -> None:
-        self._store, self._deadline = store, deadline
-        self._name = name_of(run_id, tool_call_id, attempt)
+        self._deadline = deadline
+        # made here, since a signal can come while another is handled, and the lock of `tempfile` be held by then
+        self._file = f"{runtime_folder(store)}/{name_of(run_id, tool_call_id, attempt)}"
         self.cancelled = Cancelled()
         self._interruptible = self._lost = False
         self._cancel_task: Callable[[], object] | None = None
@@ -71,7 +72,7 @@ class Stoppable:
     def is_told(self) -> None:
         """The signal has come; it may be for an earlier attempt."""
         try:
-            (runtime_folder(self._store) / self._name).unlink()
+            os.unlink(self._file)
         except FileNotFoundError:
             if not self._lost:
                 return
@@ -156,6 +157,17 @@ def tell(store: str, run_id: str, tool_call_id: str, attempt: int, pid: int) -> 
     if not _listens(pid):
         path.unlink(missing_ok=True)
         return
+    _send(pid)
+
+
+def tell_again(store: str, run_id: str, tool_call_id: str, attempt: int, pid: int) -> None:
+    """Give the signal once more if it was not read: one that comes right before a handler goes to sleep does not wake
+    it, but the next one does."""
+    if (runtime_folder(store) / name_of(run_id, tool_call_id, attempt)).exists() and _listens(pid):
+        _send(pid)
+
+
+def _send(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, SIGNAL)
 

@@ -20,9 +20,10 @@ from perdure.actors.kernel import process_started, runtime_folder
 
 STORE = "a0b1c2"
 WORKER = """
-import os, subprocess, sys, time
+import os, signal, subprocess, sys, time
 from perdure.actors.children import Children, adopt_orphans
 adopt_orphans()
+signal.signal(signal.SIGTERM, lambda *_: sys.exit("as Ray has its workers do"))
 what, store, run = sys.argv[1:4]
 it = Children(store, run, "t0c0", 1)
 def daemon():

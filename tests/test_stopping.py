@@ -16,7 +16,7 @@ import pytest
 
 from perdure.actors.attempt import Outcome, Work
 from perdure.actors.kernel import runtime_folder
-from perdure.actors.stopping import forget, name_of, tell
+from perdure.actors.stopping import forget, name_of, tell, tell_again
 from perdure.store.events import AgentRef
 
 AGENT = AgentRef(ref=f"{Path(__file__).parent / 'agents' / 'trees.py'}:agent", digest="d")
@@ -77,8 +77,13 @@ class Attempt:
             assert time.monotonic() < end, f"no {kind} was noted"
             time.sleep(0.005)
 
-    def stop(self, attempt: int = 1) -> None:
-        tell("tests", RUN, "t0c0", attempt, self.process.pid)
+    def stop(self) -> None:
+        """Tell the first attempt to stop, until it has heard."""
+        who = ("tests", RUN, "t0c0", 1, self.process.pid)
+        tell(*who)
+        while (runtime_folder("tests") / name_of(RUN, "t0c0", 1)).exists():
+            time.sleep(0.1)
+            tell_again(*who)
 
     def outcome(self) -> Outcome:
         assert self.process.stdout
@@ -149,8 +154,6 @@ def test_a_timeout_that_comes_where_exceptions_are_dropped_comes_again(begin: An
 def test_an_attempt_that_is_told_before_its_handler_begins_does_not_begin(begin: Any, tmp_path: Path) -> None:
     attempt = begin(("read", "begin"))
     attempt.stop()
-    while (runtime_folder("tests") / name_of(RUN, "t0c0", 1)).exists():
-        time.sleep(0.005)
     attempt.go()
     assert attempt.outcome().kind == "spared"
     assert not (tmp_path / "ledger").exists()
@@ -160,15 +163,24 @@ def test_a_signal_for_another_attempt_is_none_and_the_next_attempt_is_not_distur
     attempt = begin(("read", "begin,sleep"), ("read", "begin"))
     attempt.go()
     attempt.begun()
-    attempt.stop(7)
+    tell("tests", RUN, "t0c0", 7, attempt.process.pid)
     forget("tests", RUN, "t0c0", 7)
     attempt.stop()
-    assert attempt.outcome().kind == "stopped"
+    assert (outcome := attempt.outcome()).kind == "stopped", outcome
     attempt.says("begins")
-    attempt.stop(1)
+    tell("tests", RUN, "t0c0", 1, attempt.process.pid)
     attempt.go()
     assert attempt.outcome().kind == "result"
     assert attempt.process.wait(20) == 0
+
+
+def test_a_child_that_was_forked_and_comes_back_from_the_handler_answers_nobody(begin: Any) -> None:
+    attempt = begin(("read", "clone"), ("read", "begin"))
+    attempt.go()
+    assert json.loads(attempt.outcome().content) == "clone"
+    attempt.says("begins")
+    attempt.go()
+    assert json.loads(attempt.outcome().content) == "begin"
 
 
 def test_a_process_that_does_not_listen_is_left_alone() -> None:

@@ -3,8 +3,8 @@
 Input: {"turns": [[{"name": TOOL, "arguments": {"do": WHAT}}, ...], ...]}; one inner list per turn, then a final text.
 WHAT is steps with commas: `spawn` starts one sleeper of each kind and waits until all of them run; `run` has
 run_process start some; `act` takes effect; `sleep`, `grind` in C code, `drop` exceptions for a second and then sleep,
-`look` until cancelled, be `late` in heeding the signal, `ignore` it, `die`. A note in the ledger tells when a tool has
-begun, when it was interrupted, and when it has finished.
+`clone` itself, `look` until cancelled, be `late` in heeding the signal, `ignore` it, `die`. A note in the ledger tells
+when a tool has begun, when it was interrupted, and when it has finished.
 """
 
 from __future__ import annotations
@@ -96,6 +96,9 @@ def end(ctx: ToolContext, how: str) -> None:
         case "drop":
             Lingers(ctx)
             time.sleep(600)
+        case "clone":
+            if os.fork() == 0:
+                raise ValueError("in the child")
         case "grind":
             sum(range(10**13))
         case "die":
@@ -125,9 +128,9 @@ def read(ctx: ToolContext, do: str) -> str:
     return carry_out(ctx, do)
 
 
-@tool(effect="read_only", timeout_s=3, attempts_max=1, num_cpus=0.1)
+@tool(effect="read_only", timeout_s=4, attempts_max=1, num_cpus=0.1)
 def glance(ctx: ToolContext, do: str) -> str:
-    """Like read, but has three seconds for it."""
+    """Like read, but has four seconds for it."""
     return carry_out(ctx, do)
 
 
