@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from perdure.actors.attempt import Outcome, Work
+from perdure.actors.children import end_marked, marked
 from perdure.actors.kernel import runtime_folder
 from perdure.actors.stopping import forget, name_of, tell, tell_again
 from perdure.store.events import AgentRef
@@ -26,7 +27,9 @@ GRACE_S = 1.0
 CHILD = """
 import sys
 from perdure.actors import attempt, stopping
+from perdure.actors.children import adopt_orphans
 stopping.GRACE_S = float(sys.argv[2])
+adopt_orphans()
 def begin(mark):
     print("begins", flush=True)
     sys.stdin.readline()
@@ -111,6 +114,7 @@ def begin(tmp_path: Path) -> Iterator[Any]:
     for attempt in made:
         attempt.process.kill()
         attempt.process.communicate()
+    assert end_marked("tests")
 
 
 @pytest.mark.parametrize(("name", "do"), [("read", "begin,sleep"), ("read", "run"), ("wait", ""), ("read", "drop")])
@@ -122,6 +126,7 @@ def test_a_handler_is_interrupted_in_whatever_it_waits_for(begin: Any, name: str
     began = time.monotonic()
     outcome = attempt.outcome()
     assert time.monotonic() - began < 5
+    assert marked("tests") == []
     assert (outcome.kind, outcome.is_error) == ("stopped", True)
 
 
