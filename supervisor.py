@@ -24,7 +24,8 @@ from .actors.ray_tasks import JOURNAL
 from .actors.requests import Settings
 from .actors.supervision import Supervision, within
 from .store.errors import LeaseHeld, PerdureError
-from .store.log import Command, EventLog, Lease, Verdict
+from .store.log import Command, EventLog, Verdict
+from .store.rows import Lease
 from .store.sql import open_log
 
 SUPERVISOR = "supervisor"

@@ -17,7 +17,8 @@ from uuid import uuid4
 import ray
 
 from ..store.events import AgentRef, ToolCallStarted
-from ..store.log import Command, EventLog, Lease, Verdict
+from ..store.log import Command, EventLog, Verdict
+from ..store.rows import Lease
 from .courier import Courier, Desk, Numbered, Reply
 from .journal import Journal, serve
 from .kernel import boot_id, kill_process, process_started

@@ -18,7 +18,7 @@ from ..store.events import (
     ToolCallUnsettled,
     ToolResult,
 )
-from ..store.log import Gate
+from ..store.rows import Gate
 
 AboutCall = (
     ToolCallStarted

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from ..store.events import STRICTNESS, ApprovalRequested, CodeChanged, Raised, ToolResult
-from ..store.log import CallRow
+from ..store.rows import CallRow
 from .agent import Agent
 from .approvals import approval_digest, question
 from .attempt import GRACE_S

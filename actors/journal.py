@@ -17,7 +17,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from ..store.errors import PerdureError, StoreUnavailable
 from ..store.events import Stored, ToolCallRequested, ToolCallStarted
-from ..store.log import Accepted, Append, CallRow, Clock, Command, EventLog, Leave, Mark, Refused, Verdict
+from ..store.log import Accepted, Append, Command, EventLog, Leave, Mark, Refused, Verdict
+from ..store.rows import CallRow, Clock
 from ..store.states import TERMINAL
 from ..store.writer import GroupWriter
 from .changed import closings, in_doubt

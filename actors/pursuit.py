@@ -34,7 +34,8 @@ from ..store.events import (
     ToolEvidence,
     ToolResult,
 )
-from ..store.log import Accepted, Answer, CallRow, Clock, Command, EventLog, Refused, Result, Retry, Unsettle
+from ..store.log import Accepted, Answer, Command, EventLog, Refused, Result, Retry, Unsettle
+from ..store.rows import CallRow, Clock
 from .attempt import Outcome, Work
 from .children import mark_of
 from .kernel import left_result, remove_lock

@@ -33,7 +33,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..store.errors import UsageError
 from ..store.events import AgentRef, ToolCallStarted
-from ..store.log import CallRow
+from ..store.rows import CallRow
 from .attempt import GRACE_S, Outcome, Work, perform
 from .children import Named, adopt_orphans, alive, all_marked, below, end_all, end_marked, mark_of
 from .kernel import boot_id, process_started, prove_dead

@@ -20,7 +20,8 @@ from uuid import uuid4
 
 from ..store.errors import CorruptLog, LeaseHeld, PerdureError
 from ..store.events import AgentRef, RunCreated, RunFailed, Stored
-from ..store.log import Abandon, Accepted, Claim, Clock, Command, Create, EventLog, Expire, Lease, RunRow, Verdict
+from ..store.log import Abandon, Accepted, Claim, Command, Create, EventLog, Expire, Verdict
+from ..store.rows import Clock, Lease, RunRow
 from ..store.states import LIVE, Status
 from .loading import CurrentCode
 from .pool import Member, MemberDied, Pool

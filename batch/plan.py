@@ -21,7 +21,8 @@ from ..actors.loading import LoadedAgent
 from ..client.runtime import Request, create
 from ..store.errors import UsageError
 from ..store.events import RunCreated, canonical
-from ..store.log import Create, RunRow
+from ..store.log import Create
+from ..store.rows import RunRow
 from ..store.sql import SqlLog
 from ..store.states import TERMINAL, Status
 from .dataset import Dataset, Sample

@@ -15,8 +15,8 @@ from ..actors.requests import Ended
 from ..client.runtime import Outcome
 from ..store.errors import UsageError
 from ..store.events import Usage
-from ..store.log import RunRow
 from ..store.projections import add_usage
+from ..store.rows import RunRow
 from ..store.sql import SqlLog
 from ..store.states import Status
 from .dataset import Sample

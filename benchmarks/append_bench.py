@@ -32,7 +32,8 @@ from perdure.store.events import (
     TurnStarted,
     Usage,
 )
-from perdure.store.log import Accepted, Append, Claim, Command, Create, Lease, Result, Verdict
+from perdure.store.log import Accepted, Append, Claim, Command, Create, Result, Verdict
+from perdure.store.rows import Lease
 from perdure.store.sql import SqlLog, open_log
 from perdure.store.writer import GroupWriter
 

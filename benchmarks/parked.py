@@ -32,7 +32,8 @@ from perdure.actors.turn import turn_events
 from perdure.benchmarks.processes import percentile, processes
 from perdure.client.runtime import Request, check_agent, create
 from perdure.store.events import ApprovalDecided, TurnStarted
-from perdure.store.log import Append, Claim, Command, Lease, Refused
+from perdure.store.log import Append, Claim, Command, Refused
+from perdure.store.rows import Lease
 from perdure.store.sql import SqlLog, open_log
 from perdure.store.states import Status
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..client.questions import Question
-from ..store.log import CallRow
+from ..store.rows import CallRow
 from .options import at_store
 from .text import clock, line
 

@@ -14,7 +14,7 @@ from ..client.nudge import nudge
 from ..client.questions import open_questions, questions
 from ..store.errors import UsageError
 from ..store.events import Settlement
-from ..store.log import RunRow
+from ..store.rows import RunRow
 from ..store.sql import SqlLog, open_log
 from ..store.states import Status
 from .asked import question_json, question_lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ..store.errors import NotFound, UsageError
-from ..store.log import RunRow
+from ..store.rows import RunRow
 from ..store.sql import SqlLog
 from .text import line
 

@@ -13,7 +13,7 @@ from ..actors.guards import Limits, changed
 from ..actors.prices import in_dollars
 from ..actors.replay import Replayed, replay
 from ..store.errors import NotFound, UsageError
-from ..store.log import RunRow
+from ..store.rows import RunRow
 from ..store.states import Status
 from .options import asynchronous, db_option, json_option
 from .read import open_reader

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import click
 
-from ..store.log import CallRow, RunRow
+from ..store.rows import CallRow, RunRow
 from ..store.sql import SqlLog, open_log
 from ..store.states import Status
 from .events import event_json, event_line

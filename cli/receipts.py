@@ -20,7 +20,7 @@ from ..store.events import (
     ToolEvidence,
     ToolResult,
 )
-from ..store.log import CallRow
+from ..store.rows import CallRow
 from .text import clock, duration, line
 
 Receipt = dict[str, Any]

@@ -16,7 +16,7 @@ from ..client.outcomes import Outcome
 from ..client.questions import Question
 from ..client.requeue import raised_limits, requeue
 from ..store.errors import UsageError
-from ..store.log import RunRow
+from ..store.rows import RunRow
 from ..store.sql import SqlLog, open_log
 from ..store.states import LIVE, Status
 from .exits import Exit, exit_of

@@ -22,7 +22,7 @@ from ..store.events import (
     RunTimedOut,
     Stored,
 )
-from ..store.log import CallRow, RunRow
+from ..store.rows import CallRow, RunRow
 from ..store.states import Status
 from .asked import question_json, question_lines, waits_for
 from .receipts import standing

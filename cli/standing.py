@@ -9,7 +9,7 @@ import click
 from ..client.lease import SUPERVISOR, lease_is_over
 from ..client.standing import Standing, down, find_standing, state_file, up
 from ..store.errors import UsageError
-from ..store.log import Lease
+from ..store.rows import Lease
 from .interrupts import Interrupts
 from .options import (
     actors_option,

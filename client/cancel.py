@@ -14,7 +14,8 @@ from typing import Final, Literal
 from ..actors.machine import State, evolve, fold
 from ..store.errors import NotFound
 from ..store.events import CancelRequested, RunRequeued, Stored, ToolEvidence, ToolResult
-from ..store.log import Accepted, Cancel, EventLog, RunRow, Verdict
+from ..store.log import Accepted, Cancel, EventLog, Verdict
+from ..store.rows import RunRow
 from ..store.states import Status
 from .decisions import who
 

@@ -20,7 +20,8 @@ from pydantic import JsonValue
 
 from ..store.errors import NotFound, UsageError
 from ..store.events import ApprovalDecided, Decision, Settlement, ToolCallSettled, canonical
-from ..store.log import CallRow, Decide, EventLog, Reason, Refused, RunRow, Settle
+from ..store.log import Decide, EventLog, Reason, Refused, Settle
+from ..store.rows import CallRow, RunRow
 from ..store.states import Status
 from .questions import Kind, Question, kind_of, questions
 

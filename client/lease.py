@@ -8,7 +8,8 @@ from typing import Final
 
 from ..actors.kernel import boot_id, process_started
 from ..store.errors import LeaseHeld
-from ..store.log import EventLog, Lease
+from ..store.log import EventLog
+from ..store.rows import Lease
 
 SUPERVISOR: Final = "supervisor"
 """Name of the supervisor's lease."""

@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from ..actors.requests import Ended
 from ..store.errors import NotFound
 from ..store.events import RunCancelled, RunCompleted, RunFailed, RunTimedOut, Stored
-from ..store.log import RunRow
+from ..store.rows import RunRow
 from ..store.sql import SqlLog
 from ..store.states import Status
 

@@ -21,7 +21,8 @@ from ..store.events import (
     ToolCallRequested,
     ToolCallUnsettled,
 )
-from ..store.log import CallRow, EventLog, RunRow
+from ..store.log import EventLog
+from ..store.rows import CallRow, RunRow
 from ..store.states import Status
 
 Kind = Literal["approval", "settlement"]

@@ -10,7 +10,8 @@ from ..actors.guards import raised
 from ..actors.machine import fold
 from ..store.errors import UsageError
 from ..store.events import RunRequeued
-from ..store.log import Refused, Requeue, RunRow
+from ..store.log import Refused, Requeue
+from ..store.rows import RunRow
 from ..store.sql import SqlLog
 from ..store.states import TERMINAL
 from ..store.writer import GroupWriter

@@ -24,7 +24,7 @@ from ..actors.kernel import prove_dead
 from ..actors.pursuit import TaskDied
 from ..actors.tools import ToolOptions
 from ..store.events import ToolCallStarted
-from ..store.log import CallRow
+from ..store.rows import CallRow
 from .ledger import Ledger, Note
 from .points import Striker
 from .worker import NODE, Worker

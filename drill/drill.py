@@ -13,7 +13,7 @@ from uuid import uuid4
 from ..actors.kernel import runtime_folder
 from ..store.errors import PerdureError, UsageError
 from ..store.events import Stored
-from ..store.log import RunRow
+from ..store.rows import RunRow
 from ..store.sql import open_log
 from .life import Part, Play
 from .points import Point, points_of

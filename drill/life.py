@@ -25,8 +25,9 @@ from ..actors.run import Owner
 from ..client.runtime import Request, create
 from ..store.errors import PerdureError
 from ..store.events import canonical
-from ..store.log import Accepted, Claim, Command, EventLog, Lease, Refused, RunRow, Verdict
+from ..store.log import Accepted, Claim, Command, EventLog, Refused, Verdict
 from ..store.memory import SUPERVISOR
+from ..store.rows import Lease, RunRow
 from ..store.sql import open_log
 from ..store.states import Status
 from .bench import Bench, die_with_parent, start_foundry

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
 from ..store.events import ApprovalDecided, Settlement, ToolCallSettled
-from ..store.log import Accepted, CallRow, Command, Decide, Settle
+from ..store.log import Accepted, Command, Decide, Settle
+from ..store.rows import CallRow
 from .ledger import Ledger, Note
 
 NAME: Final = "perdure drill"

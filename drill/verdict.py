@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..actors.machine import idempotency_key
 from ..store.events import RunCompleted, Stored, ToolCallRequested, ToolResult, canonical
-from ..store.log import RunRow
+from ..store.rows import RunRow
 from .ledger import Note
 from .points import Point
 

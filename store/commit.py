@@ -14,7 +14,8 @@ from sqlalchemy import Connection
 
 from .errors import CorruptLog
 from .events import ApprovalRequested, Event, Stored, ToolCallRequested, ToolResult, decode
-from .log import Abandon, Append, Cancel, Claim, Command, Create, Expire, Leave, Refused, Requeue, RunRow, Verdict
+from .log import Abandon, Append, Cancel, Claim, Command, Create, Expire, Leave, Refused, Requeue, Verdict
+from .rows import RunRow
 from .rules import Book, Key
 from .schema import call_row, call_values, event_values, run_row, run_values
 from .statements import Statements

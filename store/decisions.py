@@ -22,8 +22,9 @@ from .events import (
     ToolResult,
     canonical,
 )
-from .log import CallRow, Refused, RunRow, Settle
+from .log import Refused, Settle
 from .projections import closing_results
+from .rows import CallRow, RunRow
 from .states import TERMINAL, Status
 
 DEADLINE: Final = "deadline"

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from .events import Stored
-from .log import CallRow, Clock, Command, Lease, RunRow, Verdict
+from .log import Command, Verdict
+from .rows import CallRow, Clock, Lease, RunRow
 from .rules import Book, Key
 from .states import Status
 

@@ -42,7 +42,7 @@ from .events import (
     Usage,
     canonical,
 )
-from .log import CallRow, RunRow
+from .rows import CallRow, RunRow
 from .states import Status, status_after
 
 CHARGES_KEPT = 20

@@ -34,7 +34,6 @@ from .log import (
     Accepted,
     Answer,
     Append,
-    CallRow,
     Cancel,
     Claim,
     Command,
@@ -48,12 +47,12 @@ from .log import (
     Requeue,
     Result,
     Retry,
-    RunRow,
     Settle,
     Unsettle,
     Verdict,
 )
 from .projections import Fold
+from .rows import CallRow, RunRow
 from .states import TERMINAL, Status
 
 Key = tuple[str, str]

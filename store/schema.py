@@ -25,7 +25,7 @@ from sqlalchemy import (
 )
 
 from .events import Stored, Usage, encode
-from .log import CallRow, Lease, RunRow
+from .rows import CallRow, Lease, RunRow
 from .states import Status
 
 SCHEMA_VERSION: Final = 1

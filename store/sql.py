@@ -37,7 +37,8 @@ from .engine import (
 )
 from .errors import CorruptLog, StoreUnavailable, UsageError
 from .events import Stored
-from .log import CallRow, Clock, Command, Lease, Refused, RunRow, Verdict
+from .log import Command, Refused, Verdict
+from .rows import CallRow, Clock, Lease, RunRow
 from .schema import call_row, calls, events, lease_values, leases, run_row, runs
 from .statements import Statements, insert_for
 from .states import Status

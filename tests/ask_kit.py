@@ -17,7 +17,8 @@ from perdure.store.events import (
     ToolCallUnsettled,
     TurnStarted,
 )
-from perdure.store.log import Accepted, Append, Claim, Command, Create, EventLog, Expire, Mark, RunRow, Unsettle
+from perdure.store.log import Accepted, Append, Claim, Command, Create, EventLog, Expire, Mark, Unsettle
+from perdure.store.rows import RunRow
 from perdure.store.states import Status
 
 from .batch_kit import LEASE, FakeDoor

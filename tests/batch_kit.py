@@ -13,7 +13,8 @@ from perdure.store.events import (
     TurnStarted,
     Usage,
 )
-from perdure.store.log import Accepted, Append, Claim, Create, Lease
+from perdure.store.log import Accepted, Append, Claim, Create
+from perdure.store.rows import Lease
 from perdure.store.sql import SqlLog
 
 LEASE = Lease("supervisor", "super-1", "node-a", "boot-a", 100, 50.0, 1.0)

@@ -15,9 +15,10 @@ from perdure.actors.loading import LoadedAgent
 from perdure.actors.machine import Call, State, fold
 from perdure.actors.model import ModelReply, ModelRequest
 from perdure.store.events import AgentRef, RunCreated, Stored
-from perdure.store.log import Accepted, CallRow, Claim, Command, Create, EventLog, Lease, RunRow, Verdict
+from perdure.store.log import Accepted, Claim, Command, Create, EventLog, Verdict
 from perdure.store.memory import SUPERVISOR
 from perdure.store.projections import Fold
+from perdure.store.rows import CallRow, Lease, RunRow
 from perdure.store.states import Status
 
 RUN = "r" * 20

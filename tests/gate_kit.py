@@ -26,8 +26,9 @@ from perdure.store.events import (
     ToolCallSettled,
     ToolCallStarted,
 )
-from perdure.store.log import Accepted, CallRow, Claim, Decide, Expire, Requeue, RunRow, Settle
+from perdure.store.log import Accepted, Claim, Decide, Expire, Requeue, Settle
 from perdure.store.memory import MemoryLog
+from perdure.store.rows import CallRow, RunRow
 
 from .fakes import LEASE, RUN, ManualClock, Tape, accepted, check_projection, created, held, loader, new_run
 from .shapes import asks, says

@@ -22,8 +22,9 @@ from perdure.store.events import (
     ToolResult,
     TurnStarted,
 )
-from perdure.store.log import CallRow, Result
+from perdure.store.log import Result
 from perdure.store.memory import MemoryLog
+from perdure.store.rows import CallRow
 
 from .fakes import (
     AGENT,

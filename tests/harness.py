@@ -26,7 +26,8 @@ from perdure.actors.requests import Ended, Start
 from perdure.actors.run import Owner
 from perdure.actors.tools import Settled, Tool, ToolContext, ToolOptions
 from perdure.store.events import ToolCallStarted
-from perdure.store.log import Accepted, CallRow, Command, EventLog, Verdict
+from perdure.store.log import Accepted, Command, EventLog, Verdict
+from perdure.store.rows import CallRow
 
 from .fakes import ManualClock, Tape, loader, settle_down
 from .person import Person

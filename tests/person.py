@@ -6,7 +6,8 @@ import random
 from typing import TYPE_CHECKING
 
 from perdure.store.events import ApprovalDecided, Settlement, ToolCallSettled, canonical
-from perdure.store.log import Accepted, CallRow, Decide, EventLog, Settle
+from perdure.store.log import Accepted, Decide, EventLog, Settle
+from perdure.store.rows import CallRow
 
 from .fakes import RUN
 

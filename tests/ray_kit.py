@@ -17,7 +17,7 @@ from perdure import Run, Runtime
 from perdure.actors.machine import fold
 from perdure.client.runtime import Request, check_agent
 from perdure.store.events import Stored, ToolCallStarted, ToolResult
-from perdure.store.log import Lease
+from perdure.store.rows import Lease
 
 AGENT = f"{Path(__file__).parent / 'agents' / 'effects.py'}:agent"
 PATIENCE_S = 60.0

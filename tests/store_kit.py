@@ -34,24 +34,22 @@ from perdure.store.log import (
     Accepted,
     Answer,
     Append,
-    CallRow,
     Claim,
     Command,
     Create,
     Decide,
     EventLog,
     Expire,
-    Lease,
     Leave,
     Mark,
     Refused,
     Result,
     Retry,
-    RunRow,
     Settle,
     Unsettle,
 )
 from perdure.store.memory import MemoryLog
+from perdure.store.rows import CallRow, Lease, RunRow
 from perdure.store.schema import metadata
 from perdure.store.sql import open_log
 

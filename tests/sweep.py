@@ -13,8 +13,9 @@ from typing import Any
 
 from perdure.actors.requests import Ended
 from perdure.store.events import ApprovalRequested, RunCompleted, Stored, ToolCallUnsettled, ToolResult
-from perdure.store.log import Accepted, CallRow, Claim, EventLog, RunRow
+from perdure.store.log import Accepted, Claim, EventLog
 from perdure.store.memory import MemoryLog
+from perdure.store.rows import CallRow, RunRow
 from perdure.store.states import Status
 
 from .fakes import LEASE, RUN, check_projection, created, new_run

@@ -20,7 +20,7 @@ from perdure.store.events import (
     Event,
     Raised,
 )
-from perdure.store.log import CallRow
+from perdure.store.rows import CallRow
 from perdure.store.states import Status
 
 from .changed_kit import NEW, pay, pay_in, tool_of

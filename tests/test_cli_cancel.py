@@ -18,9 +18,10 @@ import pytest
 
 from perdure.client.cancel import call_ends, cancel, certificate
 from perdure.store.events import Event, RunCancelled, RunFailed, ToolResult
-from perdure.store.log import Append, Claim, Mark, RunRow
+from perdure.store.log import Append, Claim, Mark
 from perdure.store.log import Result as ToolDone
 from perdure.store.projections import closing_results
+from perdure.store.rows import RunRow
 from perdure.store.sql import SqlLog, open_log
 
 from .ask_kit import begin, done, gated, wants

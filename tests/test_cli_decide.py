@@ -21,7 +21,8 @@ from perdure.store.events import (
     ToolCallSettled,
     ToolResult,
 )
-from perdure.store.log import Expire, RunRow
+from perdure.store.log import Expire
+from perdure.store.rows import RunRow
 from perdure.store.sql import SqlLog, open_log
 from perdure.store.states import Status
 

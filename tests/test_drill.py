@@ -35,7 +35,8 @@ from perdure.store.events import (
     ToolResult,
     TurnStarted,
 )
-from perdure.store.log import Append, Claim, Create, Leave, RunRow
+from perdure.store.log import Append, Claim, Create, Leave
+from perdure.store.rows import RunRow
 from perdure.store.sql import open_log
 from perdure.store.states import Status
 

@@ -12,8 +12,9 @@ from perdure.actors import leftovers
 from perdure.actors.kernel import AttemptLock, own_start
 from perdure.actors.leftovers import sweep_locks, watch_strays
 from perdure.store.events import CancelRequested
-from perdure.store.log import CallRow, Cancel
+from perdure.store.log import Cancel
 from perdure.store.memory import MemoryLog
+from perdure.store.rows import CallRow
 
 from .fakes import accepted, new_run
 

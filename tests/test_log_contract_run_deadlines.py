@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from perdure.store.events import Event, RunCancelled, RunCompleted, RunRequeued, ToolResult, TurnStarted
-from perdure.store.log import Abandon, Append, Cancel, Claim, Create, EventLog, Requeue, Result, RunRow
+from perdure.store.log import Abandon, Append, Cancel, Claim, Create, EventLog, Requeue, Result
+from perdure.store.rows import RunRow
 from perdure.store.states import Status
 
 from .store_kit import (

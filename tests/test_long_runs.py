@@ -25,7 +25,8 @@ from perdure.actors.tools import Tool, ToolOptions
 from perdure.cli.app import root
 from perdure.cli.read import PAGE
 from perdure.store.events import Event, ToolResult, TurnStarted
-from perdure.store.log import Append, CallRow, Create
+from perdure.store.log import Append, Create
+from perdure.store.rows import CallRow
 from perdure.store.sql import SqlLog, open_log
 
 from .fakes import RUN, accepted, claim, created, loader, new_run

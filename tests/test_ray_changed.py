@@ -17,7 +17,7 @@ import pytest_asyncio
 from perdure import Runtime
 from perdure.actors.attempt import GRACE_S
 from perdure.store.events import CodeChanged, ToolCallUnsettled
-from perdure.store.log import CallRow
+from perdure.store.rows import CallRow
 
 from .ray_kit import PATIENCE_S, Bench, Case, kill, quick, until
 

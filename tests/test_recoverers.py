@@ -24,7 +24,8 @@ from perdure.client.requeue import requeue
 from perdure.store import engine
 from perdure.store.errors import LeaseHeld
 from perdure.store.events import RunFailed, RunRequeued
-from perdure.store.log import Abandon, Accepted, Append, CallRow, Create, Refused, Requeue
+from perdure.store.log import Abandon, Accepted, Append, Create, Refused, Requeue
+from perdure.store.rows import CallRow
 from perdure.store.sql import SqlLog, open_log
 from perdure.store.states import Status
 from perdure.store.writer import GroupWriter

@@ -16,7 +16,8 @@ from .store_kit import queued
 APPENDER = """
 import asyncio, sys
 from perdure.store.events import AgentRef, RunCreated, TurnStarted
-from perdure.store.log import Append, Claim, Create, Lease
+from perdure.store.log import (Append, Claim, Create)
+from perdure.store.rows import (Lease)
 from perdure.store.sql import open_log
 from perdure.store.writer import GroupWriter
 

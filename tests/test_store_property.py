@@ -33,7 +33,6 @@ from perdure.store.log import (
     Accepted,
     Answer,
     Append,
-    CallRow,
     Cancel,
     Claim,
     Command,
@@ -47,13 +46,13 @@ from perdure.store.log import (
     Requeue,
     Result,
     Retry,
-    RunRow,
     Settle,
     Unsettle,
     Verdict,
 )
 from perdure.store.memory import MemoryLog
 from perdure.store.projections import Fold
+from perdure.store.rows import CallRow, RunRow
 from perdure.store.sql import open_log
 from perdure.store.states import Status
 

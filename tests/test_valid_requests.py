@@ -19,7 +19,8 @@ from perdure.actors.machine import messages
 from perdure.actors.model import ModelReply, ModelRequest
 from perdure.actors.requests import Ended, Execute, Executed
 from perdure.store.events import CancelRequested, Event, NoticeInjected, RunFailed, ToolCallRequested, ToolResult
-from perdure.store.log import Accepted, Append, Cancel, Result, RunRow
+from perdure.store.log import Accepted, Append, Cancel, Result
+from perdure.store.rows import RunRow
 from perdure.store.states import Status
 
 from .fakes import RUN, accepted, check_messages, check_projection

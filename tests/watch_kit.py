@@ -7,7 +7,8 @@ from typing import Any, cast
 
 from perdure.actors.requests import Ended, Settings, Start
 from perdure.actors.supervision import Supervision
-from perdure.store.log import EventLog, Lease
+from perdure.store.log import EventLog
+from perdure.store.rows import Lease
 from perdure.store.writer import GroupWriter
 from perdure.supervisor import SUPERVISOR
 

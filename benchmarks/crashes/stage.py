@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 from perdure import Runtime
 from perdure.actors.kernel import process_started
 from perdure.client.runtime import check_agent
-from perdure.store.log import Lease
+from perdure.store.rows import Lease
 
 T = TypeVar("T")
 AGENT: Final = f"{Path(__file__).resolve().with_name('agent.py')}:agent"

@@ -12,7 +12,7 @@ from typing import Final
 from perdure.actors.kernel import process_started
 from perdure.benchmarks.processes import processes
 from perdure.store.events import ToolCallUnsettled
-from perdure.store.log import Lease
+from perdure.store.rows import Lease
 
 from .case import Case
 from .freeze import in_place
