@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -217,3 +217,23 @@ async def held(waiting: Awaitable[Any]) -> Any:
     """The value of something that should come at once; an error instead of a test that hangs."""
     async with asyncio.timeout(20):
         return await waiting
+
+
+class NoProcesses:
+    """The part of `Tasks` that is about processes, for tests whose attempts have none: each is over when it is asked
+    about, and there is nothing to signal, to end or to kill."""
+
+    async def prove_dead(self, call: CallRow) -> bool:
+        return True
+
+    def begun(self, run_id: str, tool_call_id: str, attempt: int, node: str, pid: int) -> None:
+        return None
+
+    async def stop(self, run_id: str, tool_call_id: str) -> None:
+        return None
+
+    async def end_children(self, wanted: str, nodes: Collection[str]) -> None:
+        return None
+
+    def kill(self, run_id: str, tool_call_id: str) -> None:
+        return None

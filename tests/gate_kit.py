@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,12 +30,24 @@ from perdure.store.log import Accepted, Claim, Decide, Expire, Requeue, Settle
 from perdure.store.memory import MemoryLog
 from perdure.store.rows import CallRow, RunRow
 
-from .fakes import LEASE, RUN, ManualClock, Tape, accepted, check_projection, created, held, loader, new_run
+from .fakes import (
+    LEASE,
+    RUN,
+    ManualClock,
+    NoProcesses,
+    Tape,
+    accepted,
+    check_projection,
+    created,
+    held,
+    loader,
+    new_run,
+)
 from .shapes import asks, says
 
 
 @dataclass
-class Tools:
+class Tools(NoProcesses):
     """Runs handlers at once, but for tools that a test holds; a tool named in `killed` dies with its handler run."""
 
     agent: Agent
@@ -74,21 +86,6 @@ class Tools:
             lock=f"/nowhere/{work.tool_call_id}.{work.attempt}",
             hold_s=1.0,
         )
-
-    async def prove_dead(self, call: CallRow) -> bool:
-        return True
-
-    def begun(self, run_id: str, tool_call_id: str, attempt: int, node: str, pid: int) -> None:
-        return None
-
-    async def stop(self, run_id: str, tool_call_id: str) -> None:
-        return None
-
-    async def end_children(self, wanted: str, nodes: Collection[str]) -> None:
-        return None
-
-    def kill(self, run_id: str, tool_call_id: str) -> None:
-        return None
 
     def dispatched(self) -> list[tuple[str, int]]:
         return [(work.tool_call_id, work.attempt) for work in self.works]

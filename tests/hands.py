@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,16 +25,7 @@ from perdure.store.log import Result
 from perdure.store.memory import MemoryLog
 from perdure.store.rows import CallRow
 
-from .fakes import (
-    AGENT,
-    RUN,
-    ManualClock,
-    accepted,
-    check_projection,
-    claim,
-    new_run,
-    until,
-)
+from .fakes import AGENT, RUN, ManualClock, NoProcesses, accepted, check_projection, claim, new_run, until
 from .shapes import asks
 
 CALL = "t0c0"
@@ -56,7 +46,7 @@ class Hand:
 
 
 @dataclass
-class HandTasks:
+class HandTasks(NoProcesses):
     """`Tasks` whose every answer is given by the test."""
 
     tasks: list[Hand] = field(default_factory=list)
@@ -74,14 +64,8 @@ class HandTasks:
         self.proofs += 1
         return self.dead
 
-    def begun(self, run_id: str, tool_call_id: str, attempt: int, node: str, pid: int) -> None:
-        return None
-
     async def stop(self, run_id: str, tool_call_id: str) -> None:
         self.told.append(tool_call_id)
-
-    async def end_children(self, wanted: str, nodes: Collection[str]) -> None:
-        return None
 
     def kill(self, run_id: str, tool_call_id: str) -> None:
         self.killed.append(tool_call_id)

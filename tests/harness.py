@@ -11,7 +11,7 @@ import contextvars
 import copy
 import functools
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -29,7 +29,7 @@ from perdure.store.events import ToolCallStarted
 from perdure.store.log import Accepted, Command, EventLog, Verdict
 from perdure.store.rows import CallRow
 
-from .fakes import ManualClock, Tape, loader, settle_down
+from .fakes import ManualClock, NoProcesses, Tape, loader, settle_down
 from .person import Person
 from .processes import Process
 from .shapes import Shape, ToolShape
@@ -233,7 +233,7 @@ class World:
         return [a.nonce for a in both.values() if a.work.tool_call_id == call_id and a.begun]
 
 
-class FakeTasks:
+class FakeTasks(NoProcesses):
     """`Tasks` in the journal's own process."""
 
     def __init__(self, world: World) -> None:
@@ -309,18 +309,6 @@ class FakeTasks:
             self.world.leave(zombie)
             del self.world.zombies[call.nonce]
         return False
-
-    def begun(self, run_id: str, tool_call_id: str, attempt: int, node: str, pid: int) -> None:
-        return None
-
-    async def stop(self, run_id: str, tool_call_id: str) -> None:
-        return None
-
-    async def end_children(self, wanted: str, nodes: Collection[str]) -> None:
-        return None
-
-    def kill(self, run_id: str, tool_call_id: str) -> None:
-        return None
 
 
 class Cluster:

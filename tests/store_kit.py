@@ -261,3 +261,7 @@ async def refusals(log: EventLog, attempt: int) -> set[str]:
         Result(RUN, result(attempt=attempt)),
     )
     return {(await refuse(log, command)).reason for command in commands}
+
+
+BESIDE = request("c2", "read_only")
+"""A call that needs no approval."""

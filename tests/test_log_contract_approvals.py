@@ -27,6 +27,7 @@ from perdure.store.sql import open_log
 from perdure.store.states import Status
 
 from .store_kit import (
+    BESIDE,
     LEASE,
     RUN,
     Clock,
@@ -50,10 +51,6 @@ from .store_kit import (
     with_calls,
     with_events,
 )
-
-BESIDE = request("c2", "read_only")
-"""A call that needs no approval."""
-
 
 # -- asking ---------------------------------------------------------------------------------------------------
 

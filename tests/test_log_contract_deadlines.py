@@ -18,6 +18,7 @@ from perdure.store.log import (
 from perdure.store.states import Status
 
 from .store_kit import (
+    BESIDE,
     LEASE,
     RUN,
     Clock,
@@ -38,10 +39,6 @@ from .store_kit import (
     retry,
     running,
 )
-
-BESIDE = request("c2", "read_only")
-"""A call that needs no approval."""
-
 
 # -- deadlines ------------------------------------------------------------------------------------------------
 

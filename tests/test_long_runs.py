@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Collection
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,37 +25,21 @@ from perdure.cli.app import root
 from perdure.cli.read import PAGE
 from perdure.store.events import Event, ToolResult, TurnStarted
 from perdure.store.log import Append, Create
-from perdure.store.rows import CallRow
 from perdure.store.sql import SqlLog, open_log
 
-from .fakes import RUN, accepted, claim, created, loader, new_run
+from .fakes import RUN, NoProcesses, accepted, claim, created, loader, new_run
 from .store_kit import message, request
 
 TURNS = 500
 RESULT_BYTES = 100_000
 
 
-class LargeResults:
+class LargeResults(NoProcesses):
     """Tools that return a lot at once."""
 
     async def run(self, work: Work, options: ToolOptions) -> Outcome:
         assert await self.journal.begin(work.run_id, work.tool_call_id, work.attempt, "node", None) is None
         return Outcome(kind="result", content=json.dumps(work.tool_call_id.ljust(RESULT_BYTES, ".")))
-
-    async def prove_dead(self, call: CallRow) -> bool:
-        return True
-
-    def begun(self, run_id: str, tool_call_id: str, attempt: int, node: str, pid: int) -> None:
-        return None
-
-    async def stop(self, run_id: str, tool_call_id: str) -> None:
-        return None
-
-    async def end_children(self, wanted: str, nodes: Collection[str]) -> None:
-        return None
-
-    def kill(self, run_id: str, tool_call_id: str) -> None:
-        return None
 
     def __init__(self, log: SqlLog) -> None:
         self.journal = Journal(log, self, "store")

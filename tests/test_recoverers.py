@@ -6,7 +6,7 @@ import asyncio
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,24 @@ from perdure.store import engine
 from perdure.store.errors import LeaseHeld
 from perdure.store.events import RunFailed, RunRequeued
 from perdure.store.log import Abandon, Accepted, Append, Create, Refused, Requeue
-from perdure.store.rows import CallRow
 from perdure.store.sql import SqlLog, open_log
 from perdure.store.states import Status
 from perdure.store.writer import GroupWriter
 from perdure.supervisor import SUPERVISOR
 
-from .fakes import LEASE, RUN, ManualClock, accepted, check_projection, claim, created, held, loader, new_run
+from .fakes import (
+    LEASE,
+    RUN,
+    ManualClock,
+    NoProcesses,
+    accepted,
+    check_projection,
+    claim,
+    created,
+    held,
+    loader,
+    new_run,
+)
 from .store_kit import message
 from .watch_kit import Watch, lease_of
 
@@ -149,7 +160,7 @@ async def test_a_run_that_another_client_has_just_created_is_driven_at_once_by_t
 # -- out of reach -------------------------------------------------------------------------------------------
 
 
-class CountedTools:
+class CountedTools(NoProcesses):
     """Tools whose effects are counted, and which begin only with leave."""
 
     def __init__(self) -> None:
@@ -161,21 +172,6 @@ class CountedTools:
         assert await self.journal.begin(work.run_id, work.tool_call_id, work.attempt, "node", None) is None
         self.effects[work.run_id] += 1
         return Outcome(kind="result", content=json.dumps("done"))
-
-    async def prove_dead(self, call: CallRow) -> bool:
-        return True
-
-    def begun(self, run_id: str, tool_call_id: str, attempt: int, node: str, pid: int) -> None:
-        return None
-
-    async def stop(self, run_id: str, tool_call_id: str) -> None:
-        return None
-
-    async def end_children(self, wanted: str, nodes: Collection[str]) -> None:
-        return None
-
-    def kill(self, run_id: str, tool_call_id: str) -> None:
-        return None
 
 
 async def test_while_the_store_is_locked_no_tool_starts_and_afterwards_every_run_goes_on(
