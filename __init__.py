@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .actors.agent import Agent
     from .actors.guards import Limits
     from .actors.model import ModelReply, ModelRequest, ToolUse
+    from .actors.servers import MCPServer
     from .actors.tools import ApprovalAsk, Settled, Tool, ToolContext, tool
     from .client.runtime import Outcome, Run, Runtime, run
     from .store.errors import PerdureError, UsageError
@@ -23,6 +24,7 @@ __all__ = [
     "Agent",
     "ApprovalAsk",
     "Limits",
+    "MCPServer",
     "ModelReply",
     "ModelRequest",
     "Outcome",
@@ -42,6 +44,7 @@ _HOMES = {
     "actors.agent": ("Agent",),
     "actors.guards": ("Limits",),
     "actors.model": ("ModelReply", "ModelRequest", "ToolUse"),
+    "actors.servers": ("MCPServer",),
     "actors.tools": ("ApprovalAsk", "Settled", "Tool", "ToolContext", "tool"),
     "client.runtime": ("Outcome", "Run", "Runtime", "run"),
     "store.errors": ("PerdureError", "UsageError"),

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, JsonValue, field_validator
 
 from ..store.errors import UsageError
 from .guards import Limits, changed
 from .prices import PriceList, price_list
+from .servers import Listing, MCPServer
 from .tools import Tool
 
 SCRIPT = "script:"
@@ -25,8 +26,9 @@ class Agent(BaseModel):
 
     `model` is a model string (`script:FILE`, relative to the agent's file) or any callable that takes a
     ModelRequest and returns the assistant's turn. A callable must be a function of its request alone: after a
-    crash it is asked again. `price_as`, as provider:model, is what such a model is priced as; without it, or where
-    genai-prices does not know it, runs are not priced and cannot have a `max_cost`.
+    crash it is asked again. Of an MCPServer among the `tools`, all its tools are. `price_as`, as provider:model, is
+    what such a model is priced as; without it, or where genai-prices does not know it, runs are not priced and cannot
+    have a `max_cost`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -34,36 +36,59 @@ class Agent(BaseModel):
     name: str
     model: str | Callable[..., Any]
     instructions: str = ""
-    tools: tuple[Tool, ...] = ()
+    tools: tuple[Tool | MCPServer, ...] = ()
     limits: Limits = Limits()
     price_as: str | None = None
 
     @field_validator("tools")
     @classmethod
-    def _names_are_unique(cls, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
-        names = [tool.name for tool in tools]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"two tools are named {', '.join(twice)}")
+    def _names_are_unique(cls, tools: tuple[Tool | MCPServer, ...]) -> tuple[Tool | MCPServer, ...]:
+        for kind, what in ((Tool, "tools"), (MCPServer, "MCP servers")):
+            names = [tool.name for tool in tools if isinstance(tool, kind)]
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise ValueError(f"two {what} are named {', '.join(twice)}")
         return tools
+
+    @property
+    def offered(self) -> tuple[Tool, ...]:
+        """The tools that the model can call; those of servers once they are `listed`."""
+        return tuple(tool for tool in self.tools if isinstance(tool, Tool))
+
+    @property
+    def servers(self) -> tuple[MCPServer, ...]:
+        return tuple(tool for tool in self.tools if isinstance(tool, MCPServer))
 
     def tool(self, name: str) -> Tool | None:
         """The tool of that name."""
-        return next((tool for tool in self.tools if tool.name == name), None)
+        return next((tool for tool in self.offered if tool.name == name), None)
+
+    def listed(self, listings: Mapping[str, Listing]) -> Agent:
+        """This agent with the tools of its servers in place of the servers. One without a listing has none. Raises
+        UsageError for two tools of one name."""
+        tools: list[Tool] = []
+        for each in self.tools:
+            tools += [each] if isinstance(each, Tool) else each.tools(listings.get(each.name, []))
+        names = [tool.name for tool in tools]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise UsageError(f"agent {self.name}: two tools are named {', '.join(twice)}")
+        return self.model_copy(update={"tools": tuple(tools)})
 
     def snapshot(self, model: str | None = None, limits: Mapping[str, object] | None = None) -> dict[str, JsonValue]:
         """The settings that a run keeps from its launch on. `model` and `limits` override the agent's.
 
-        Raises UsageError for a limit that makes no sense, and for a `max_cost` of a model whose prices are not known.
+        Asks the agent's MCP servers what tools they have, which blocks. Raises UsageError for a server that does not
+        say, for a limit that makes no sense, and for a `max_cost` of a model whose prices are not known.
         """
         bounds = changed(self.limits, limits or {})
         prices = self._prices(model, bounds)
+        listings = {server.name: server.listed() for server in self.servers}
         return {
             "name": self.name,
             "model": self.chosen(model),
             "limits": bounds.model_dump(mode="json"),
             "prices": prices.model_dump(mode="json") if prices else None,
-            "tools": self.tool_facts(),
+            "tools": self.listed(listings).tool_facts(),
+            **({"servers": cast(JsonValue, listings)} if listings else {}),
         }
 
     def chosen(self, model: str | None) -> str | None:
@@ -85,4 +110,4 @@ class Agent(BaseModel):
 
     def tool_facts(self) -> dict[str, JsonValue]:
         """What a run remembers of the tools, by name, so that it can tell what has changed."""
-        return {tool.name: tool.facts for tool in self.tools}
+        return {tool.name: tool.facts for tool in self.offered}

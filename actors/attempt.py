@@ -30,12 +30,15 @@ from .children import Children
 from .kernel import AttemptLock, Deadline, boot_id, own_start, runtime_folder
 from .loading import loaded
 from .results import NoJsonForm, error_text, plain_error, result_text, valid_text
+from .servers import RemoteTool
 from .stopping import GRACE_S as GRACE_S
 from .stopping import Stoppable, TimedOut, served, stopped_by
-from .tools import Cancelled, Settled, Tool, ToolContext
+from .tools import Cancelled, EffectUnknown, Misfitting, Settled, Tool, ToolContext
 
 ITEMS_MAX = 10_000
 """How many values of a generator are recorded."""
+SERVER_S = 1.0
+"""How long an MCP server has to end by itself."""
 
 
 class Work(BaseModel):
@@ -57,13 +60,16 @@ class Work(BaseModel):
     probe: bool = False
     apart: bool = False
     """Whether it needs a worker that serves only this version of the agent's code."""
+    remote: tuple[str, str] | None = None
+    """The MCP server that has the tool, and its name there."""
 
 
 class Outcome(BaseModel):
     """How an attempt ended. `content` is JSON text of a value or error, or says why there is none. Where its handler
     ran, `node` and `pid` are its process and `took_s` is how long it ran.
 
-    result: the call's result. exited: the handler left its process, so the effect is unknown. timeout, stopped: it was
+    result: the call's result. exited: the handler left its process, or lost the server that it asked, so the effect is
+    unknown. timeout, stopped: it was
     interrupted. spared: it was told to stop before its handler began. refused: it never had leave to begin. happened,
     did_not_happen, unknown: a probe's answer.
     """
@@ -118,6 +124,8 @@ def _bound(work: Work) -> Callable[[], Any] | Outcome:
     tool = _tool(work)
     try:
         return tool.bind(tool.handler, _context(work), work.arguments)
+    except Misfitting as error:
+        return Outcome(kind="result", content=plain_error("InvalidArguments", str(error)), is_error=True)
     except ValidationError as error:
         text = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False))
         return Outcome(kind="result", content=plain_error("InvalidArguments", text), is_error=True)
@@ -126,7 +134,13 @@ def _bound(work: Work) -> Callable[[], Any] | Outcome:
 
 
 def _tool(work: Work) -> Tool:
-    tool = loaded(work.agent.ref, work.agent.digest).agent.tool(work.name)
+    agent = loaded(work.agent.ref, work.agent.digest).agent
+    if work.remote:
+        server, there = work.remote
+        found = next((each for each in agent.servers if each.name == server), None)
+        tool: Tool | None = RemoteTool(found, there, work.effect) if found else None
+    else:
+        tool = agent.tool(work.name)
     if tool is None:
         raise PerdureError(f"the agent has no tool {work.name!r} any more")
     return tool
@@ -201,7 +215,10 @@ def _handled(work: Work, call: Callable[[], Any], node: str, children: Children)
     outcome = _run(work, call)
     took_s = time.monotonic() - began
     ends = outcome.kind != "result" or (stopping.serving is not None and stopping.serving.cancelled.came)
-    left = not children.end() if ends else bool(children.found())
+    if work.remote:  # its server is to go by itself, which it is to do once its standard input is closed
+        left = not children.end(SERVER_S if outcome.kind == "result" else 0.0)
+    else:
+        left = not children.end() if ends else bool(children.found())
     return outcome.model_copy(update={"node": node, "pid": os.getpid(), "took_s": took_s, "left": left or spoilt()})
 
 
@@ -218,6 +235,8 @@ def _run(work: Work, call: Callable[[], Any]) -> Outcome:
     except SystemExit as error:
         text = plain_error("ProcessExited", f"the tool's process ended itself with code {error.code!r}")
         return Outcome(kind="exited", content=text, is_error=True)
+    except EffectUnknown as error:
+        return Outcome(kind="exited", content=plain_error("EffectUnknown", str(error)), is_error=True)
     except NoJsonForm as error:
         return Outcome(kind="result", content=plain_error("NoJsonForm", str(error)), is_error=True)
     except BaseException as error:  # noqa: BLE001 - an error of the handler, of whatever class, is its result

@@ -78,8 +78,10 @@ class Children:
         new = [each for each in _descendants() if each not in self._older]
         return [each for each in new if not (marks := _marks(each[0])) or self.mark in marks]
 
-    def end(self) -> bool:
-        """End all of them. True when none is left."""
+    def end(self, patience_s: float = 0.0) -> bool:
+        """End all of them that do not end by themselves within this time. True when none is left."""
+        if patience_s and _has_children():
+            _await_end(self.found(), patience_s)
         return not _has_children() or end_all(self.found)
 
 
@@ -159,7 +161,7 @@ def run_process(
             cwd=cwd,
             env=everything,
             process_group=0,
-            preexec_fn=functools.partial(_die_with, os.getpid()),
+            preexec_fn=functools.partial(die_with, os.getpid()),
         )
         try:
             while process.poll() is None:
@@ -180,7 +182,7 @@ def run_process(
     return done
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """In the child, before it executes: it is killed when its parent dies."""
     if sys.platform == "linux":
         call_libc("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -337,6 +337,7 @@ class Pursuit:
             store=self._store,
             probe=probe,
             apart=it.apart,
+            remote=it.options.remote,
         )
 
 

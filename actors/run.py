@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -38,6 +39,7 @@ from .machine import Execute as ExecuteStep
 from .model import Model, ModelReply, ModelRequest, make_model
 from .requests import Ended, Execute, Executed, Start
 from .results import valid_text
+from .servers import with_servers
 from .standing import judged
 from .turn import asked_again, turn_events
 
@@ -221,7 +223,9 @@ class Owner:
         return told
 
     def _agent(self) -> LoadedAgent:
-        return self._load(self._code.ref, self._code.digest)
+        loaded = self._load(self._code.ref, self._code.digest)
+        agent = with_servers(loaded.agent, self._state.created.config)
+        return loaded if agent is loaded.agent else replace(loaded, agent=agent)
 
     def _model(self, loaded: LoadedAgent) -> Model:
         chosen = self._state.created.config.get("model")
@@ -229,7 +233,7 @@ class Owner:
 
     def _request(self, agent: Agent, step: CallModel) -> ModelRequest:
         created, plan = self._state.created, step.plan
-        tools = () if plan.final else agent.tools
+        tools = () if plan.final else agent.offered
         return ModelRequest.model_construct(
             run_id=self._start.run_id,
             turn_index=step.turn_index,

@@ -31,8 +31,18 @@ from ..store.events import Decision, Effect, canonical
 
 Handler = Callable[..., Any]
 _H = TypeVar("_H", bound=Handler)
+EFFECTS: tuple[Effect, ...] = get_args(Effect)
 _TAKEN = frozenset(name for name in dir(BaseModel) if name.startswith("model_"))
 """Names that a pydantic model needs for itself."""
+
+
+class Misfitting(ValueError):
+    """Arguments that a tool does not take."""
+
+
+class EffectUnknown(Exception):
+    """Raised by a handler that cannot tell whether its effect happened: a non_idempotent call is settled, another one
+    is executed again."""
 
 
 class Cancelled:
@@ -180,6 +190,8 @@ class ToolOptions:
     memory: int | None = None
     resources: dict[str, float] | None = None
     has_probe: bool = False
+    remote: tuple[str, str] | None = None
+    """The MCP server that has the tool, and its name there."""
 
     @property
     def quiet_s(self) -> float:
@@ -221,12 +233,15 @@ class Tool:
     def _schema_digest(self) -> str:
         return hashlib.sha256(canonical(self.schema).encode()).hexdigest()[:16]
 
-    def bind(self, handler: Handler, context: ToolContext, arguments: str) -> Callable[[], Any]:
-        """The handler (or probe) with validated arguments. Raises pydantic.ValidationError."""
+    def parse(self, arguments: str) -> dict[str, Any]:
+        """The values of arguments that fit. Raises pydantic.ValidationError, or Misfitting."""
         parsed = self.arguments.model_validate_json(arguments)
-        values = {name: getattr(parsed, name) for name in type(parsed).model_fields}
+        return {name: getattr(parsed, name) for name in type(parsed).model_fields}
+
+    def bind(self, handler: Handler, context: ToolContext, arguments: str) -> Callable[[], Any]:
+        """The handler (or probe) with validated arguments. Raises as `parse` does."""
         first = (context,) if self.takes_context else ()
-        return functools.partial(handler, *first, **values)
+        return functools.partial(handler, *first, **self.parse(arguments))
 
     def __repr__(self) -> str:
         return f"<tool {self.name} ({self.options.effect})>"
@@ -256,7 +271,7 @@ def tool(
     A policy that fails, or takes over 30 s, asks. Nobody decides within approval_timeout_s seconds: approval_default
     ("approve" or "reject") counts, or the run times out.
     """
-    if effect not in ("read_only", "idempotent_write", "non_idempotent"):
+    if effect not in EFFECTS:
         raise UsageError(f"unknown effect class {effect!r}: read_only, idempotent_write or non_idempotent")
     if timeout_s <= 0 or attempts_max < 1:
         raise UsageError("a tool needs timeout_s > 0 and attempts_max >= 1")

@@ -19,7 +19,7 @@ from .guards import Refused, Wanted
 from .machine import Call, idempotency_key
 from .model import ModelReply, ToolUse
 from .results import plain_error, valid_text
-from .tools import ApprovalAsk, Tool
+from .tools import ApprovalAsk, Misfitting, Tool
 
 Judge = Callable[[Sequence[Wanted]], Sequence[Refused | None]]
 """What the guards of a run say to the calls of a turn."""
@@ -114,7 +114,7 @@ def fitting(name: str, arguments: str, agent: Agent) -> Tool | str:
     """The tool that a call can run on, or what is wrong with the call, as a result for the model."""
     tool = agent.tool(name)
     if tool is None:
-        known = ", ".join(sorted(tool.name for tool in agent.tools)) or "none"
+        known = ", ".join(sorted(tool.name for tool in agent.offered)) or "none"
         return plain_error("UnknownTool", f"there is no tool {name!r}; available: {known}")
     problem = unfit(tool, arguments)
     return plain_error("InvalidArguments", problem) if problem else tool
@@ -123,7 +123,9 @@ def fitting(name: str, arguments: str, agent: Agent) -> Tool | str:
 def unfit(tool: Tool, arguments: str) -> str:
     """What is wrong with the arguments of a call of this tool; empty where they fit."""
     try:
-        tool.arguments.model_validate_json(arguments)
+        tool.parse(arguments)
+    except Misfitting as error:
+        return str(error)
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}" for e in error.errors()]
         return "; ".join(problems)

@@ -78,6 +78,8 @@ def drill(db: str, agent: str, as_json: bool, **options: Any) -> None:
         for number in SIGNALS:
             signal.signal(number, signal.default_int_handler)
         loaded = load_agent(agent)
+        if loaded.agent.servers:
+            raise UsageError("a drill kills tools in their handlers, and an MCP server has none here: leave it out")
         part = _part(agent, loaded, db, work.folder / "script", options)
         _ask_leave(loaded, options["yes"])
         sys.exit(_run(work, part, loaded, as_json))
@@ -121,7 +123,7 @@ async def _recorded(db: str, run: str, script: Path) -> tuple[JsonValue, dict[st
 
 def _ask_leave(loaded: LoadedAgent, yes: bool) -> None:
     """Raises UsageError when leave is needed and nobody can be asked."""
-    names = ", ".join(tool.name for tool in loaded.agent.tools if tool.options.effect == "non_idempotent")
+    names = ", ".join(tool.name for tool in loaded.agent.offered if tool.options.effect == "non_idempotent")
     if not names or yes:
         return
     if not sys.stdin.isatty():
@@ -132,7 +134,7 @@ def _ask_leave(loaded: LoadedAgent, yes: bool) -> None:
 
 def _run(work: Drill, part: Part, loaded: LoadedAgent, as_json: bool) -> int:
     """The drill and its report. Returns the exit code."""
-    terminal, tools = Terminal(), loaded.agent.tools
+    terminal, tools = Terminal(), loaded.agent.offered
     points = work.rehearse(part, max((tool.options.timeout_s for tool in tools), default=0.0))
     terminal.say(f"{len(points)} crash points")
     verdicts: list[Verdict] = []

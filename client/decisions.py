@@ -10,14 +10,14 @@ from __future__ import annotations
 import getpass
 import json
 import os
-import re
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from pydantic import JsonValue
 
+from ..actors.schemas import violation
 from ..store.errors import NotFound, UsageError
 from ..store.events import ApprovalDecided, Decision, Settlement, ToolCallSettled, canonical
 from ..store.log import Decide, EventLog, Reason, Refused, Settle
@@ -28,8 +28,6 @@ from .questions import Kind, Question, kind_of, questions
 NAME_MAX: Final = 200
 SHOWN: Final = 60
 """Characters of a call's arguments where several calls are named."""
-MESSAGE_MAX: Final = 500
-"""Characters of what a schema says against a value; it quotes the value."""
 _NEXT: Final[dict[Reason, str]] = {
     "decided": "nothing was changed: `perdure show {run} --calls` tells all",
     "closed": "nothing is left to decide: `perdure show {run} --calls` tells all",
@@ -216,7 +214,7 @@ def _edited(question: Question, arguments: Mapping[str, JsonValue]) -> str | Non
     if not isinstance(arguments, Mapping):
         raise UsageError("arguments are a JSON object: names and values")
     text = _canonical(dict(arguments), "the arguments")
-    if wrong := _violation(question.arguments_schema or {}, json.loads(text)):
+    if wrong := violation(question.arguments_schema or {}, json.loads(text)):
         raise UsageError(f"these arguments do not suit tool {question.tool}: {wrong}; nothing was recorded")
     return None if text == question.arguments else text
 
@@ -226,20 +224,3 @@ def _canonical(value: JsonValue, what: str) -> str:
         return canonical(value)
     except (ValueError, TypeError, RecursionError) as error:
         raise UsageError(f"{what} cannot be written as JSON: {error}") from error
-
-
-def _violation(schema: dict[str, JsonValue], value: Any) -> str:
-    """What is wrong with a value by a JSON schema; nothing is fetched from anywhere. Empty if nothing is."""
-    from jsonschema import Draft202012Validator
-    from jsonschema.exceptions import UnknownType, best_match
-    from referencing import Registry
-    from referencing.exceptions import Unresolvable
-
-    try:
-        error = best_match(Draft202012Validator(schema, registry=Registry()).iter_errors(value))
-    except (UnknownType, Unresolvable, re.error) as error:
-        raise UsageError(f"the tool's schema cannot be applied: {str(error).splitlines()[0]}") from error
-    if error is None:
-        return ""
-    where = ".".join(str(part) for part in error.absolute_path)
-    return f"{where}: {error.message[:MESSAGE_MAX]}" if where else error.message[:MESSAGE_MAX]

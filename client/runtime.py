@@ -221,7 +221,7 @@ class Runtime:
         limits: Mapping[str, object] | None = None,
     ) -> list[Run]:
         """Launch runs of one agent, all durable when this returns. A run that exists already is left as it is."""
-        config = loaded.agent.snapshot(model, limits)
+        config = await asyncio.to_thread(loaded.agent.snapshot, model, limits)
         created = asyncio.ensure_future(self.create([create(loaded, request, config) for request in requests]))
         await asyncio.sleep(0)
         runs = [self._run(request.run_id) for request in requests]  # asked for in the same call

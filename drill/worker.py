@@ -50,7 +50,7 @@ class Worker:
         self._note["key"] = work.idempotency_key
         self._work = None if work.probe else work
         with contextlib.suppress(PerdureError):  # `perform` meets the same one and makes it the attempt's result
-            for tool in loaded(work.agent.ref, work.agent.digest).agent.tools:
+            for tool in loaded(work.agent.ref, work.agent.digest).agent.offered:
                 if not isinstance(tool.handler, Watched):
                     tool.handler = Watched(tool.name, tool.handler, self)
         outcome = perform(work, self._begin, NODE)

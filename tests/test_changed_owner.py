@@ -95,8 +95,9 @@ async def test_an_approval_holds_when_only_the_code_behind_the_tool_has_changed(
     shop = Shop(tool_of("idempotent_write", approval="always"))
     await shop.drive()
     shop.deploy(tool_of("idempotent_write", lambda x: f"paid {x} by the new code", approval="always"))
-    shop.agent.tools[0].arguments = tool_of("idempotent_write").arguments
-    shop.agent.tools[0].schema = tool_of("idempotent_write").schema
+    (shown,) = shop.agent.offered
+    shown.arguments = tool_of("idempotent_write").arguments
+    shown.schema = tool_of("idempotent_write").schema
     await shop.decide()
     assert await shop.drive() == "completed"
     assert shop.seen()[0]["content"] == "paid 0 by the new code"
