@@ -17,6 +17,8 @@ from typing import Any
 from ..store.errors import CorruptLog, IllegalTransition
 from ..store.events import (
     AgentRef,
+    AssistantDelta,
+    AssistantInterrupted,
     AssistantMessage,
     CancelRequested,
     CodeChanged,
@@ -34,6 +36,7 @@ from ..store.events import (
     ToolResult,
     TurnStarted,
     Usage,
+    canonical,
 )
 from ..store.projections import add_usage, closing_results
 from ..store.states import TERMINAL, TRANSITIONS, Status, status_after
@@ -41,6 +44,7 @@ from .budgets import Amount, tokens
 from .calls import AboutCall, Call, Turn, evolve_call, of_class, resumed
 from .ceilings import GOES_ON, Answer, is_final
 from .guards import Limits, Stop, TurnPlan, after_final, changed, limits_of, plan_turn
+from .partial import Partial, heard, interrupted
 from .prices import EXACT, ZERO, PriceList, cost
 from .standing import loop_end, standing
 
@@ -59,6 +63,8 @@ class State:
     turn: Turn | None = None
     turn_started: bool = False
     """A model call is under way (or was, when its process died)."""
+    partial: Partial | None = None
+    """What was received of an answer that is not complete."""
     usage: Usage = field(default_factory=Usage)
     cost: Decimal = ZERO
     """US dollars, of the model calls whose prices are known."""
@@ -130,11 +136,15 @@ def evolve(state: State, event: Event) -> State:
             if event.turn_index != state.turn_count or state.turn_started:
                 raise IllegalTransition(status, event.type, f"turn {event.turn_index} is not due")
             return replace(state, turn_started=True)
+        case AssistantDelta():
+            return replace(state, partial=_heard(state, event))
+        case AssistantInterrupted():
+            if state.partial is None or state.partial.counted or event.turn_index != state.turn_count:
+                raise IllegalTransition(status, event.type, "no call is known that came to nothing")
+            return replace(_spent(state, event.usage), partial=replace(state.partial, counted=True))
         case AssistantMessage():
             past = (*state.past, before) if before else state.past
-            spent = EXACT.add(state.cost, cost(state.prices, event.usage)) if state.prices else state.cost
-            usage = add_usage(state.usage, event.usage)
-            return replace(state, past=past, turn_started=False, usage=usage, cost=spent)
+            return replace(_spent(state, event.usage), past=past, turn_started=False, partial=None)
         case CancelRequested():
             return replace(state, cancel=event)
         case RunCompleted() | RunFailed() | RunCancelled() | RunTimedOut():
@@ -143,6 +153,19 @@ def evolve(state: State, event: Event) -> State:
             limits = changed(state.limits, event.limits) if event.limits else state.limits
             return replace(state, cancel=None, end=None, limits=limits, resumed=state.turn_count)
     return state
+
+
+def _spent(state: State, usage: Usage) -> State:
+    spent = EXACT.add(state.cost, cost(state.prices, usage)) if state.prices else state.cost
+    return replace(state, usage=add_usage(state.usage, usage), cost=spent)
+
+
+def _heard(state: State, event: AssistantDelta) -> Partial:
+    if event.turn_index != state.turn_count or not state.turn_started:
+        raise IllegalTransition(state.status, event.type, f"turn {event.turn_index} was not started")
+    if (partial := heard(state.partial, event)) is None:
+        raise IllegalTransition(state.status, event.type, "the piece does not follow")
+    return partial
 
 
 def _evolve_turn(state: State, event: Event) -> Turn | None:
@@ -255,7 +278,7 @@ def next_step(state: State) -> Step:
         return Wait()
     if state.cancel:
         reason = state.cancel.reason or f"cancelled by {state.cancel.by}"
-        return Finish((*closing_results(state.open_calls), RunCancelled(reason=reason)))
+        return Finish((*uncounted(state), *closing_results(state.open_calls), RunCancelled(reason=reason)))
     if state.status is Status.AWAITING_APPROVAL:
         return Wait()
     if due := tuple(call for call in state.open_calls if call.gate == "due"):
@@ -270,6 +293,13 @@ def next_step(state: State) -> Step:
         case Stop(code, message):
             return Finish((RunFailed(code=code, message=message, phase="model"),))
     return CallModel(state.turn_count, state.turn_started, plan, _notice(state, plan))
+
+
+def uncounted(state: State) -> tuple[Event, ...]:
+    """What is to be recorded of a model call that came to nothing, before the run goes on or ends."""
+    if state.partial is None or state.partial.counted:
+        return ()
+    return (interrupted(state.partial, state.turn_count, len(canonical(messages(state)))),)
 
 
 def _end(state: State) -> Answer | Stop | None:
@@ -310,7 +340,8 @@ def messages(state: State) -> list[dict[str, Any]]:
             {"id": call.tool_call_id, "name": call.request.name, "arguments": call.request.arguments}
             for call in turn.calls
         ]
-        said.append({"role": "assistant", "text": turn.message.text, "tool_calls": calls})
+        native = {} if turn.message.native is None else {"native": turn.message.native}
+        said.append({"role": "assistant", "text": turn.message.text, "tool_calls": calls, **native})
         results = [_seen_result(call, call.result) for call in turn.calls if call.result]
         if results:
             said.append({"role": "tool", "results": results})

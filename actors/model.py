@@ -1,7 +1,13 @@
 """Models: what a run asks, what it gets back, and the scripted model that needs no network.
 
-A model is a callable of one ModelRequest, sync or async. What it returns is a ModelReply, a mapping with the
-keys of a script line, or a plain text. It must be a function of the request: a crash in mid-call asks it again.
+A model of a user is a callable of one ModelRequest, sync or async. What it returns is a ModelReply, a mapping with the
+keys of a script line, or a plain text. Or it is an async generator: it yields pieces of its text as they come, and
+maybe Usage as far as it is known by then, and last such an answer. The answer's text may be left empty, and the answer
+may be left out: the text then is what was yielded. A model must be a function of the request: a crash in mid-call asks
+it again. When its run is cancelled a coroutine or generator is cancelled, at the await where it is; a plain function
+goes on in its thread to its end, and nobody waits for it.
+
+Inside, a Model is an async callable of the request and a Stream, into which it puts what it receives.
 """
 
 from __future__ import annotations
@@ -10,10 +16,12 @@ import asyncio
 import inspect
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from types import AsyncGeneratorType
+from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
 
 from ..store.errors import PerdureError, UsageError
 from ..store.events import Usage
@@ -33,7 +41,12 @@ class ToolUse(BaseModel):
 
 
 class ModelReply(BaseModel):
-    """One assistant turn; also the form of a script line. All keys are optional."""
+    """One assistant turn; also the form of a script line. All keys are optional.
+
+    `native` is what the model needs back unchanged, its own form of the answer for one, as JSON: the assistant's
+    message has it in later requests, with the `tool_calls` of this reply in the same order, under ids of the run.
+    Another model may meet it. The answer takes `delay_ms`, and its text comes in pieces meanwhile: for scripts.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     text: str = ""
@@ -41,6 +54,14 @@ class ModelReply(BaseModel):
     stop_reason: str = ""
     usage: Usage = Usage()
     delay_ms: float = Field(default=0, ge=0)
+    native: JsonValue | None = None
+
+    @field_validator("native")
+    @classmethod
+    def _comes_back_as_it_is(cls, native: JsonValue) -> JsonValue:
+        if native is not None:
+            json.dumps(native, allow_nan=False, ensure_ascii=False).encode()
+        return native
 
 
 class ModelRequest(BaseModel):
@@ -63,7 +84,50 @@ class ModelRequest(BaseModel):
     """The longest answer that the run's budget has room for; None: any."""
 
 
-Model = Callable[[ModelRequest], Awaitable[ModelReply]]
+class Stream:
+    """Where a model puts what it receives, as it comes; its reply has all of it once more.
+
+    For use in the event loop. `heard` is called after each piece.
+    """
+
+    def __init__(self, heard: Callable[[], None] = lambda: None) -> None:
+        self._heard, self._pieces = heard, list[str]()
+        self.told: Usage | None = None
+        """What the call has taken as far as the model has told."""
+
+    def text(self, delta: str) -> None:
+        """The answer's text goes on with this."""
+        self._pieces.append(delta)
+        self._heard()
+
+    def usage(self, usage: Usage) -> None:
+        """The call has taken so much by now, in all: the tokens of the prompt at its start, say."""
+        self.told = usage
+        self._heard()
+
+    @property
+    def received(self) -> str:
+        """The text so far."""
+        self._pieces = ["".join(self._pieces)]
+        return self._pieces[0]
+
+
+Model = Callable[[ModelRequest, Stream], Awaitable[ModelReply]]
+
+PIECES: Final = 10
+"""In how many pieces a delayed answer comes."""
+
+
+async def delayed(reply: ModelReply, stream: Stream) -> None:
+    """Let a reply take its delay, its text coming in pieces meanwhile."""
+    if not reply.delay_ms:
+        return
+    stream.usage(reply.usage.model_copy(update={"output_tokens": 0}))
+    size = -(-len(reply.text) // PIECES) or 1
+    for number in range(PIECES):
+        await asyncio.sleep(reply.delay_ms / 1000 / PIECES)
+        if piece := reply.text[number * size : (number + 1) * size]:
+            stream.text(piece)
 
 
 def scripted(path: Path) -> Model:
@@ -77,7 +141,7 @@ def scripted(path: Path) -> Model:
         raise UsageError(f"script {path} is empty: it needs one assistant turn a line")
     turns = [_script_line(path, number, line) for number, line in lines]
 
-    async def play(request: ModelRequest) -> ModelReply:
+    async def play(request: ModelRequest, stream: Stream) -> ModelReply:
         if request.turn_index >= len(turns):
             raise ModelError(f"script {path} has {len(turns)} turns, turn {request.turn_index + 1} was asked for")
         return turns[request.turn_index]
@@ -96,14 +160,16 @@ def called(function: Callable[[ModelRequest], Any]) -> Model:
     """A user's callable as a model. A plain function runs in a thread, so that it cannot hold up other runs."""
     target = function if inspect.isroutine(function) else type(function).__call__
 
-    async def ask(request: ModelRequest) -> ModelReply:
+    async def ask(request: ModelRequest, stream: Stream) -> ModelReply:
         try:
-            if inspect.iscoroutinefunction(target):
-                answer = await function(request)
+            if inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target):
+                answer = function(request)
             else:
                 answer = await asyncio.to_thread(function, request)
-                if inspect.isawaitable(answer):
-                    answer = await answer
+            if inspect.isasyncgen(answer):
+                answer = await _listen(answer, stream)
+            elif inspect.isawaitable(answer):
+                answer = await answer
         except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if task and task.cancelling():
@@ -112,6 +178,23 @@ def called(function: Callable[[ModelRequest], Any]) -> Model:
         return reply_of(answer)
 
     return ask
+
+
+async def _listen(answering: AsyncGeneratorType[Any, Any], stream: Stream) -> Any:
+    """What a generator has answered once it is at its end."""
+    answer: Any = None
+    async with aclosing(answering):
+        async for given in answering:
+            if answer is not None:
+                raise ModelError("the model goes on after its answer")
+            if isinstance(given, str):
+                stream.text(given)
+            elif isinstance(given, Usage):
+                stream.usage(given)
+            else:
+                answer = given
+    reply = ModelReply(usage=stream.told or Usage()) if answer is None else reply_of(answer)
+    return reply if reply.text else reply.model_copy(update={"text": stream.received})
 
 
 def reply_of(answer: Any) -> ModelReply:

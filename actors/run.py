@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 from ..store.errors import PerdureError, UsageError
 from ..store.events import (
     AgentRef,
+    AssistantDelta,
     CodeChanged,
     Event,
     NoticeInjected,
@@ -34,9 +35,10 @@ from .calls import Call
 from .changed import asked_anew, code_change, misfits
 from .loading import LoadedAgent
 from .machine import Ask as AskStep
-from .machine import CallModel, Finish, State, Wait, evolve, evolve_all, fold, messages, next_step
+from .machine import CallModel, Finish, State, Wait, evolve, evolve_all, fold, messages, next_step, uncounted
 from .machine import Execute as ExecuteStep
-from .model import Model, ModelReply, ModelRequest, make_model
+from .model import Model, ModelReply, ModelRequest, delayed, make_model
+from .reception import Reception
 from .requests import Ended, Execute, Executed, Start
 from .results import valid_text
 from .servers import with_servers
@@ -66,6 +68,8 @@ class Owner:
         self._pending: list[Event] = []
         self._answers: dict[int, list[Event]] = {}
         """The model's answer to the turn that is due, as events."""
+        self._reception: Reception | None = None
+        """The newest model call."""
         self._news = asyncio.Event()
         """Somebody says that the log has news."""
         self._joined = ""
@@ -122,12 +126,16 @@ class Owner:
         match step:
             case CallModel() if any(isinstance(event, ToolResult) for event in self._pending):
                 await self._flush()  # the model is shown what is durable, and a turn of which no call could run is not
+            case CallModel() if step.turn_index not in self._answers and (lost := uncounted(self._decided())):
+                self._pending += lost
             case CallModel():
                 await self._take_turn(step)
             case AskStep():
                 self._ask_again(step.calls)
             case Finish() if self._has_to_join():
                 await self._join()
+            case Finish() if piece := self._received(last=True):
+                self._pending.append(piece)
             case Finish():
                 self._pending += step.events
                 await self._flush()
@@ -156,6 +164,9 @@ class Owner:
             self._pending.append(RunFailed(code="agent_unavailable", message=error.message, phase="model"))
         except Exception as error:  # noqa: BLE001 - a model may raise anything; the run ends and says what
             text = valid_text(str(error) if isinstance(error, PerdureError) else f"{type(error).__name__}: {error}")
+            if piece := self._received():
+                self._pending.append(piece)
+            self._pending += uncounted(self._decided())
             self._pending.append(RunFailed(code="model_error", message=text, phase="model"))
 
     def _start_turn(self, step: CallModel) -> None:
@@ -193,25 +204,38 @@ class Owner:
 
     async def _ask_model(self, loaded: LoadedAgent, step: CallModel) -> ModelReply | None:
         """The model's answer, or None when the run changed meanwhile and the answer is not wanted any more."""
-        asking = asyncio.create_task(self._reply(loaded, step))
+        reception = self._reception = Reception(step.turn_index, self._news.set)
+        asking = asyncio.create_task(self._reply(loaded, step, reception))
         try:
             await asyncio.wait({asking}, timeout=LINGER_S)
             looks = bool(self._pending)
             while not asking.done():
                 if looks:
-                    await self._flush()
+                    piece = self._received() if reception.is_due else None
+                    self._pending += [piece] if piece else []
+                    if await self._flush() and piece:
+                        reception.keep(piece)
                     if not isinstance(next_step(self._state), CallModel):
                         return None
                 looks = await self._has_news(asking)
             return await asking
         finally:
             asking.cancel()
+            reception.end()
 
-    async def _reply(self, loaded: LoadedAgent, step: CallModel) -> ModelReply:
-        reply = await self._model(loaded)(self._request(loaded.agent, step))
-        if reply.delay_ms:
-            await asyncio.sleep(reply.delay_ms / 1000)
+    async def _reply(self, loaded: LoadedAgent, step: CallModel, reception: Reception) -> ModelReply:
+        reply = await self._model(loaded)(self._request(loaded.agent, step), reception.stream)
+        await delayed(reply, reception.stream)
+        reception.end(reply)
         return reply
+
+    def _received(self, last: bool = False) -> AssistantDelta | None:
+        """What has come of the answer that is due and is not durable, nor about to be."""
+        state, reception = self._decided(), self._reception
+        due = reception and state.turn_started and state.turn_count == reception.turn_index
+        if reception is None or not due or any(isinstance(event, AssistantDelta) for event in self._pending):
+            return None
+        return reception.piece(last)
 
     async def _has_news(self, asking: asyncio.Task[ModelReply]) -> bool:
         """Wait for the model; True as soon as somebody says that the log has news instead."""

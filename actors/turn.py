@@ -69,6 +69,7 @@ async def turn_events(
         text=valid_text(reply.text),
         stop_reason=reply.stop_reason or ("tool_use" if reply.tool_calls else "end_turn"),
         usage=reply.usage,
+        native=reply.native,
     )
     return [message, *requests, *questions, *refusals]
 

@@ -9,6 +9,8 @@ from ..store.events import (
     ApprovalDecided,
     ApprovalExpired,
     ApprovalRequested,
+    AssistantDelta,
+    AssistantInterrupted,
     AssistantMessage,
     CancelRequested,
     CodeChanged,
@@ -39,7 +41,7 @@ _LEFT_OUT = {"event_id", "v", "type"}
 def event_line(stored: Stored) -> str:
     """An event for a terminal."""
     at = time.strftime("%H:%M:%S", time.localtime(stored.at)) + f"{stored.at % 1:.3f}"[1:]
-    return f"{stored.seq:>4}  {at}  {stored.event.type:<19}  {line(describe(stored.event))}".rstrip()
+    return f"{stored.seq:>4}  {at}  {stored.event.type:<21}  {line(describe(stored.event))}".rstrip()
 
 
 def event_json(run_id: str, stored: Stored) -> dict[str, Any]:
@@ -62,6 +64,11 @@ def describe(event: Event) -> str:
             return event.text
         case TurnStarted():
             return f"turn {event.turn_index}"
+        case AssistantDelta():
+            return event.text
+        case AssistantInterrupted():
+            took = sum(event.usage.model_dump().values())
+            return f"turn {event.turn_index}, after {took} tokens" + (", estimated" if event.estimated else "")
         case AssistantMessage():
             return event.text or f"({event.stop_reason})"
         case ToolCallRequested():

@@ -7,10 +7,13 @@ from dataclasses import asdict
 from decimal import Decimal
 from typing import Any, Final
 
+from ..actors.budgets import tokens
 from ..actors.guards import Limits, limits_of
+from ..actors.partial import unfinished
 from ..actors.prices import PriceList, cost, in_dollars, total
 from ..client.questions import questions_in
 from ..store.events import (
+    AssistantInterrupted,
     AssistantMessage,
     Event,
     RunCancelled,
@@ -55,6 +58,7 @@ def row_cells(row: RunRow, calls: Sequence[CallRow] = ()) -> tuple[str, ...]:
 def run_json(row: RunRow, stored: Sequence[Stored], calls: Sequence[CallRow]) -> dict[str, Any]:
     """A run for a program."""
     created, end = stored[0].event, _end(row, stored)
+    partial = unfinished(one.event for one in stored)
     first = created if isinstance(created, RunCreated) else None
     return row_json(row, calls) | {
         "input": first.input if first else None,
@@ -65,6 +69,8 @@ def run_json(row: RunRow, stored: Sequence[Stored], calls: Sequence[CallRow]) ->
         "correlation_id": first.correlation_id if first else None,
         "output": end.event.output if end and isinstance(end.event, RunCompleted) else None,
         "message": _message(end.event) if end else None,
+        "partial": partial.text if partial else None,
+        "estimated_tokens": _estimated(stored),
         "ended_at": end.at if end else None,
         "respawns": _respawns(stored),
         "resumes": sum(isinstance(one.event, RunRequeued) for one in stored),
@@ -77,7 +83,7 @@ def run_lines(row: RunRow, stored: Sequence[Stored], calls: Sequence[CallRow], d
     """A run for people."""
     facts = run_json(row, stored, calls)
     usage = ", ".join(f"{name.removesuffix('_tokens')} {count}" for name, count in facts["usage"].items() if count)
-    ended, spent = facts["ended_at"], _cost(stored)
+    ended, spent, estimated = facts["ended_at"], _cost(stored), facts["estimated_tokens"]
     bounds = ", ".join(f"{name} {value}" for name, value in facts["limits"].items() if value is not None)
     lasted = f" ({duration(ended - row.created_at)} after its creation)" if ended else ""
     cancelling = ", a cancel is requested" if row.cancel and not row.status.is_terminal else ""
@@ -92,7 +98,7 @@ def run_lines(row: RunRow, stored: Sequence[Stored], calls: Sequence[CallRow], d
         ("created", clock(row.created_at)),
         ("ended", f"{clock(ended)}{lasted}" if ended else ""),
         ("turns", str(row.turns)),
-        ("tokens", usage or "0"),
+        ("tokens", (usage or "0") + (f" ({estimated} of them estimated)" if estimated else "")),
         (
             "cost",
             "" if spent is None else f"{in_dollars(spent)}, at the prices of {facts['config']['prices']['model']}",
@@ -106,6 +112,8 @@ def run_lines(row: RunRow, stored: Sequence[Stored], calls: Sequence[CallRow], d
         texts.append(("output", _block(facts["output"])))
     if row.error:
         texts.append(("error", line(f"{row.error}: {facts['message']}" if facts["message"] else row.error, None)))
+    if facts["partial"]:
+        texts.append(("partial", "an answer that is not complete:\n" + " " * 12 + _block(facts["partial"])))
     texts += [("open call", f"{line(call.tool_call_id)} {line(call.name)} {standing(call)}") for call in _open(calls)]
     told = [f"{name:<12}{text}" for name, text in texts if text]
     for question in questions_in(row, calls, stored):
@@ -127,7 +135,14 @@ def _cost(stored: Sequence[Stored]) -> Decimal | None:
     if known is None:
         return None
     prices = PriceList.model_validate(known)
-    return total(cost(prices, one.event.usage) for one in stored if isinstance(one.event, AssistantMessage))
+    calls = AssistantMessage | AssistantInterrupted
+    return total(cost(prices, one.event.usage) for one in stored if isinstance(one.event, calls))
+
+
+def _estimated(stored: Sequence[Stored]) -> int:
+    """Tokens of model calls whose usage is an estimate."""
+    cut = [one.event for one in stored if isinstance(one.event, AssistantInterrupted) and one.event.estimated]
+    return sum(tokens(event.usage) for event in cut)
 
 
 def _block(value: Any) -> str:

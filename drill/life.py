@@ -19,7 +19,7 @@ from pydantic import JsonValue
 from ..actors.journal import Journal, serve
 from ..actors.kernel import Deadline, boot_id, own_start
 from ..actors.loading import LoadedAgent, load_agent
-from ..actors.model import ModelReply, ModelRequest, scripted
+from ..actors.model import ModelReply, ModelRequest, Stream, scripted
 from ..actors.requests import Start
 from ..actors.run import Owner
 from ..client.runtime import Request, create
@@ -168,6 +168,6 @@ def rehearsed(loaded: LoadedAgent, play: Play, ledger: Ledger) -> LoadedAgent:
         calls = [call["id"] for message in request.messages for call in message.get("tool_calls", ())]
         text = neutral(canonical(request.messages), play.run_id, calls)
         ledger.write(Note("asked", attempt=request.turn_index, text=hashlib.sha256(text.encode()).hexdigest()))
-        return (await turns(request)).model_copy(update={"delay_ms": 0})
+        return (await turns(request, Stream())).model_copy(update={"delay_ms": 0})
 
     return replace(loaded, agent=loaded.agent.model_copy(update={"model": model}))

@@ -16,7 +16,8 @@ def replies(stored: Iterable[Stored]) -> list[ModelReply]:
     for one in stored:
         match event := one.event:
             case AssistantMessage():
-                found.append(ModelReply(text=event.text, stop_reason=event.stop_reason, usage=event.usage))
+                about = {"stop_reason": event.stop_reason, "usage": event.usage, "native": event.native}
+                found.append(ModelReply(text=event.text).model_copy(update=about))
             case ToolCallRequested():
                 use = ToolUse(name=event.name, arguments=json.loads(event.arguments), id=event.provider_id)
                 found[-1] = found[-1].model_copy(update={"tool_calls": (*found[-1].tool_calls, use)})

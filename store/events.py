@@ -111,14 +111,37 @@ class TurnStarted(_Event):
     turn_index: int
 
 
+class AssistantDelta(_Event):
+    """A piece of an answer that is being received, from character `offset` of its text on; at 0 another model call
+    begins. `usage` is what the call has taken as far as its model has told, `complete` if that is all of it."""
+
+    type: Literal["assistant_delta"] = "assistant_delta"
+    turn_index: int
+    offset: int = Field(ge=0)
+    text: str
+    usage: Usage | None = None
+    complete: bool = False
+
+
+class AssistantInterrupted(_Event):
+    """The model call whose answer is in the log so far was given up, or died with its process: what it has cost."""
+
+    type: Literal["assistant_interrupted"] = "assistant_interrupted"
+    turn_index: int
+    usage: Usage
+    estimated: bool
+
+
 class AssistantMessage(_Event):
-    """The model's answer. Its tool calls follow as tool_call_requested in the same append."""
+    """The model's answer. Its tool calls follow as tool_call_requested in the same append. `native` is the model's own,
+    which goes back to it as it is."""
 
     type: Literal["assistant_message"] = "assistant_message"
     turn_index: int
     text: str
     stop_reason: str
     usage: Usage = Usage()
+    native: JsonValue | None = None
 
 
 class ToolCallRequested(_Event):
@@ -295,6 +318,8 @@ Event = (
     | CodeChanged
     | NoticeInjected
     | TurnStarted
+    | AssistantDelta
+    | AssistantInterrupted
     | AssistantMessage
     | ToolCallRequested
     | ToolCallStarted

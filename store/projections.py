@@ -15,6 +15,8 @@ from .events import (
     ApprovalDecided,
     ApprovalExpired,
     ApprovalRequested,
+    AssistantDelta,
+    AssistantInterrupted,
     AssistantMessage,
     CancelRequested,
     CodeChanged,
@@ -162,6 +164,8 @@ def _fold_run(row: RunRow, changes: dict[str, Any], event: Event, seq: int, now:
         case AssistantMessage():
             changes["turns"] = changes.get("turns", row.turns) + 1
             changes["usage"] = add_usage(changes.get("usage", row.usage), event.usage)
+        case AssistantInterrupted():
+            changes["usage"] = add_usage(changes.get("usage", row.usage), event.usage)
         case CodeChanged():
             changes["digest"] = event.digest
         case CancelRequested():
@@ -212,7 +216,7 @@ def fold_call(calls: Mapping[str, CallRow], run_id: str, event: Event, seq: int,
             )
         case ToolResult():
             return replace(_open_call(calls, event), result_seq=seq, result_id=event.event_id, due_at=None)
-        case TurnStarted() | AssistantMessage() | NoticeInjected():
+        case TurnStarted() | AssistantDelta() | AssistantMessage() | NoticeInjected():
             return None  # as the rest, but at once: they are frequent
         case ToolCallRetried():
             return replace(calls[event.tool_call_id], attempt=event.attempt, unsettled=False)

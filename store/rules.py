@@ -15,6 +15,8 @@ from .decisions import cancelled, closed, decide, expire, outcome_of_waiting, se
 from .errors import IllegalTransition
 from .events import (
     ApprovalRequested,
+    AssistantDelta,
+    AssistantInterrupted,
     AssistantMessage,
     CodeChanged,
     Event,
@@ -60,6 +62,8 @@ _OWNERS_EVENTS = (
     CodeChanged,
     NoticeInjected,
     TurnStarted,
+    AssistantDelta,
+    AssistantInterrupted,
     AssistantMessage,
     ToolCallRequested,
     ApprovalRequested,

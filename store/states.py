@@ -63,7 +63,9 @@ _OF_CALLS: Final = frozenset(
 )
 """Events after which the open calls say where the run stands."""
 _OF_OWNERS: Final = frozenset({Status.RUNNING, Status.AWAITING_TOOL})
-_IN_A_TURN: Final = frozenset({"notice_injected", "turn_started", "assistant_message"})
+_IN_A_TURN: Final = frozenset(
+    {"notice_injected", "turn_started", "assistant_delta", "assistant_interrupted", "assistant_message"}
+)
 _ENDS: Final = {
     "run_completed": Status.COMPLETED,
     "run_failed": Status.FAILED,

@@ -11,6 +11,8 @@ from perdure.store.events import (
     ApprovalDecided,
     ApprovalExpired,
     ApprovalRequested,
+    AssistantDelta,
+    AssistantInterrupted,
     AssistantMessage,
     CancelRequested,
     CodeChanged,
@@ -81,6 +83,10 @@ def answer(turn: int = 0, text: str = "hm") -> AssistantMessage:
     return AssistantMessage(turn_index=turn, text=text, stop_reason="end_turn", usage=Usage(input_tokens=1))
 
 
+def delta(text: str = "h", offset: int = 0, turn: int = 0, told: Usage | None = None) -> AssistantDelta:
+    return AssistantDelta(turn_index=turn, offset=offset, text=text, usage=told)
+
+
 def asked(call_id: str = CALL, question: str = "q1") -> ApprovalRequested:
     return ApprovalRequested(
         event_id=question,
@@ -117,6 +123,8 @@ ONE_OF_EACH: dict[str, Event] = {
         CodeChanged(was="d", digest="e", tools={}),
         NoticeInjected(turn_index=0, text="the last one"),
         TurnStarted(turn_index=0),
+        delta(),
+        AssistantInterrupted(turn_index=0, usage=Usage(input_tokens=1), estimated=True),
         answer(),
         requested(),
         marked(),

@@ -79,6 +79,8 @@ LEGAL: dict[Status, Moves] = {
         "code_changed": Status.RUNNING,
         "notice_injected": Status.RUNNING,
         "turn_started": Status.RUNNING,
+        "assistant_delta": Status.RUNNING,
+        "assistant_interrupted": Status.RUNNING,
         "assistant_message": Status.RUNNING,
         "tool_evidence": Status.RUNNING,
         "cancel_requested": Status.RUNNING,

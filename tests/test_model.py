@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perdure.actors.model import ModelError, ModelReply, ModelRequest, ToolUse, make_model, reply_of
+from perdure.actors.model import ModelError, ModelReply, ModelRequest, Stream, ToolUse, make_model, reply_of
 from perdure.store.errors import UsageError
 from perdure.store.events import Usage
 
@@ -33,23 +34,23 @@ async def test_a_script_plays_one_line_a_turn(tmp_path: Path) -> None:
         '{"text": "done", "stop_reason": "end"}\n'
     )
     play = script(tmp_path, lines)
-    first = await play(request(0))
+    first = await play(request(0), Stream())
     assert first.tool_calls == (ToolUse(name="look", arguments={"x": 1}, id="call_0"),)
     assert first.usage == Usage(input_tokens=7)
-    assert await play(request(1)) == ModelReply(text="done", stop_reason="end")
-    assert await play(request(0)) == first, "a turn that is asked for again is the same"
+    assert await play(request(1), Stream()) == ModelReply(text="done", stop_reason="end")
+    assert await play(request(0), Stream()) == first, "a turn that is asked for again is the same"
 
 
 async def test_a_script_that_is_used_up_says_how_long_it_is(tmp_path: Path) -> None:
     play = script(tmp_path, '{"text": "one"}')
     with pytest.raises(ModelError, match="has 1 turns, turn 2 was asked for"):
-        await play(request(1))
+        await play(request(1), Stream())
 
 
 async def test_a_script_may_begin_with_a_byte_order_mark_and_end_its_lines_as_windows_does(tmp_path: Path) -> None:
     play = script(tmp_path, b'\xef\xbb\xbf{"text": "one"}\r\n{"text": "two"}\r\n')
-    assert (await play(request(0))).text == "one"
-    assert (await play(request(1))).text == "two"
+    assert (await play(request(0), Stream())).text == "one"
+    assert (await play(request(1), Stream())).text == "two"
 
 
 @pytest.mark.parametrize(
@@ -105,8 +106,40 @@ class Callable:
     ids=["plain", "async", "object", "partial", "lambda"],
 )
 async def test_a_callable_of_any_kind_is_a_model_and_a_plain_one_holds_up_nobody(model: Any, in_main: bool) -> None:
-    reply = await make_model(model, Path("."))(request(3))
+    reply = await make_model(model, Path("."))(request(3), Stream())
     assert reply == ModelReply(text=f"turn 3 in {in_main}")
+
+
+async def answers(request: ModelRequest) -> AsyncGenerator[Any, None]:
+    yield "one "
+    yield Usage(input_tokens=7)
+    yield "two"
+
+
+async def answers_last(request: ModelRequest) -> AsyncGenerator[Any, None]:
+    async for given in answers(request):
+        yield given
+    yield {"tool_calls": [{"name": "look"}], "usage": {"input_tokens": 7, "output_tokens": 3}}
+
+
+async def goes_on(request: ModelRequest) -> AsyncGenerator[Any, None]:
+    yield ModelReply(text="done")
+    yield "or not"
+
+
+@pytest.mark.parametrize("model", [answers, functools.partial(answers), lambda request: answers(request)])
+async def test_a_generator_answers_with_what_it_yields(model: Any) -> None:
+    stream = Stream()
+    reply = await make_model(model, Path("."))(request(), stream)
+    assert reply == ModelReply(text="one two", usage=Usage(input_tokens=7))
+    assert (stream.received, stream.told) == ("one two", Usage(input_tokens=7))
+
+
+async def test_a_generator_ends_with_its_whole_answer_and_nothing_comes_after_that() -> None:
+    reply = await make_model(answers_last, Path("."))(request(), Stream())
+    assert (reply.text, [use.name for use in reply.tool_calls], reply.usage.output_tokens) == ("one two", ["look"], 3)
+    with pytest.raises(ModelError, match="goes on after its answer"):
+        await make_model(goes_on, Path("."))(request(), Stream())
 
 
 def test_an_answer_is_a_reply_a_mapping_or_a_text() -> None:
