@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .actors.model import ModelReply, ModelRequest, ToolUse
     from .actors.servers import MCPServer
     from .actors.tools import ApprovalAsk, Settled, Tool, ToolContext, tool
+    from .actors.values import Image
     from .client.runtime import Outcome, Run, Runtime, run
     from .store.errors import PerdureError, UsageError
     from .store.events import Usage
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Agent",
     "ApprovalAsk",
+    "Image",
     "Limits",
     "MCPServer",
     "ModelReply",
@@ -46,6 +48,7 @@ _HOMES = {
     "actors.model": ("ModelReply", "ModelRequest", "ToolUse"),
     "actors.servers": ("MCPServer",),
     "actors.tools": ("ApprovalAsk", "Settled", "Tool", "ToolContext", "tool"),
+    "actors.values": ("Image",),
     "client.runtime": ("Outcome", "Run", "Runtime", "run"),
     "store.errors": ("PerdureError", "UsageError"),
     "store.events": ("Usage",),

@@ -18,7 +18,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
@@ -29,7 +29,7 @@ from . import stopping
 from .children import Children
 from .kernel import AttemptLock, Deadline, boot_id, own_start, runtime_folder
 from .loading import loaded
-from .results import NoJsonForm, error_text, plain_error, result_text, valid_text
+from .results import Keep, NoJsonForm, error_text, keep_all, plain_error, recorded, throw_away, valid_text
 from .servers import RemoteTool
 from .stopping import GRACE_S as GRACE_S
 from .stopping import Stoppable, TimedOut, served, stopped_by
@@ -91,32 +91,39 @@ Begin = Callable[[ToolCallStarted | None], str | None]
 """Asks the journal for leave to begin, with the start mark where one is due. Returns why not, or None."""
 
 
-def perform(work: Work, begin: Begin, node: str) -> Outcome:
-    """Run one attempt, or one probe, to its end."""
+class _Journal(NamedTuple):
+    """What an attempt asks of the journal."""
+
+    begin: Begin
+    keep: Keep
+
+
+def perform(work: Work, begin: Begin, node: str, keep: Keep = throw_away) -> Outcome:
+    """Run one attempt, or one probe, to its end. `keep` keeps what of a value is too large for the log."""
     end_a_spoilt_process()
     deadline = Deadline(work.timeout_s + GRACE_S)
     try:
         with served(Stoppable(work.store, work.run_id, work.tool_call_id, work.attempt, deadline)):
-            return _performed(work, begin, node)
+            return _performed(work, _Journal(begin, keep), node)
     except PerdureError as error:
         return Outcome(kind="result", content=plain_error(type(error).__name__, str(error)), is_error=True)
     finally:
         deadline.disarm()
 
 
-def _performed(work: Work, begin: Begin, node: str) -> Outcome:
+def _performed(work: Work, journal: _Journal, node: str) -> Outcome:
     children = Children(work.store, work.run_id, work.tool_call_id, work.attempt)
     if work.probe:
-        answer = _probe(work, _tool(work))
+        answer = _probe(work, _tool(work), journal.keep)
         children.end()
         return answer
     call = _bound(work)
     if isinstance(call, Outcome):
         return call
     if work.effect == "non_idempotent":
-        return _marked(work, call, begin, node, children)
-    refusal = begin(None)
-    return Outcome(kind="refused", content=refusal) if refusal else _handled(work, call, node, children)
+        return _marked(work, call, journal, node, children)
+    refusal = journal.begin(None)
+    return Outcome(kind="refused", content=refusal) if refusal else _handled(work, call, journal, node, children)
 
 
 def _bound(work: Work) -> Callable[[], Any] | Outcome:
@@ -159,7 +166,7 @@ def _context(work: Work) -> ToolContext:
     )
 
 
-def _marked(work: Work, call: Callable[[], Any], begin: Begin, node: str, children: Children) -> Outcome:
+def _marked(work: Work, call: Callable[[], Any], journal: _Journal, node: str, children: Children) -> Outcome:
     """A non_idempotent attempt: lock, mark, handler, result in the lock file, in this order."""
     nonce = uuid4().hex
     lock = AttemptLock(runtime_folder(work.store) / f"{work.run_id}.{work.tool_call_id}.{work.attempt}.{nonce[:8]}")
@@ -175,10 +182,10 @@ def _marked(work: Work, call: Callable[[], Any], begin: Begin, node: str, childr
             lock=str(lock.path),
             hold_s=work.timeout_s + GRACE_S,
         )
-        if refusal := begin(mark):
+        if refusal := journal.begin(mark):
             lock.path.unlink()
             return Outcome(kind="refused", content=refusal)
-        outcome = _handled(work, call, node, children)
+        outcome = _handled(work, call, journal, node, children)
         if outcome.kind == "result":
             lock.leave(outcome.model_dump_json().encode())
         return outcome
@@ -186,7 +193,7 @@ def _marked(work: Work, call: Callable[[], Any], begin: Begin, node: str, childr
         lock.release()
 
 
-def _probe(work: Work, tool: Tool) -> Outcome:
+def _probe(work: Work, tool: Tool, keep: Keep = throw_away) -> Outcome:
     if tool.probe is None:
         return Outcome(kind="unknown", content="the tool has no reconcile probe any more")
     box: list[Settled] = []
@@ -197,7 +204,7 @@ def _probe(work: Work, tool: Tool) -> Outcome:
         if not isinstance(answer, Settled):
             raise TypeError(f"a reconcile probe returns Settled, not {type(answer).__name__}")
         if answer.outcome == "happened":
-            contents.append(result_text(answer.value))
+            contents.append(_recorded(answer.value, keep))
         box.append(answer)
 
     outcome = _run(work, ask)
@@ -209,10 +216,10 @@ def _probe(work: Work, tool: Tool) -> Outcome:
     return Outcome(kind=kind, content=valid_text(box[0].why))
 
 
-def _handled(work: Work, call: Callable[[], Any], node: str, children: Children) -> Outcome:
+def _handled(work: Work, call: Callable[[], Any], journal: _Journal, node: str, children: Children) -> Outcome:
     """The outcome of the handler, with where and how long it ran. What it has started is ended, unless it returned."""
     began = time.monotonic()
-    outcome = _run(work, call)
+    outcome = _run(work, call, journal.keep)
     took_s = time.monotonic() - began
     ends = outcome.kind != "result" or (stopping.serving is not None and stopping.serving.cancelled.came)
     if work.remote:  # its server is to go by itself, which it is to do once its standard input is closed
@@ -222,13 +229,13 @@ def _handled(work: Work, call: Callable[[], Any], node: str, children: Children)
     return outcome.model_copy(update={"node": node, "pid": os.getpid(), "took_s": took_s, "left": left or spoilt()})
 
 
-def _run(work: Work, call: Callable[[], Any]) -> Outcome:
+def _run(work: Work, call: Callable[[], Any], keep: Keep = throw_away) -> Outcome:
     """Call the handler; every ending is an Outcome. A process that it forked and that comes back here ends."""
     pid, threads = os.getpid(), set(threading.enumerate())
     try:
         if stopping.serving and stopping.serving.cancelled.came:
             return Outcome(kind="spared", content=plain_error("Cancelled", "stopped before it began"), is_error=True)
-        return Outcome(kind="result", content=result_text(_resolve(call, work.timeout_s)))
+        return Outcome(kind="result", content=_recorded(_resolve(call, work.timeout_s), keep))
     except TimedOut:
         text = plain_error("Timeout", f"the tool was interrupted after {work.timeout_s:g} s")
         return Outcome(kind="timeout", content=text, is_error=True)
@@ -247,6 +254,13 @@ def _run(work: Work, call: Callable[[], Any]) -> Outcome:
         if os.getpid() != pid:  # or it would go on as its parent does, and answer over its parent's connections
             os._exit(0)
         _spoilt.update(set(threading.enumerate()) - threads)
+
+
+def _recorded(value: Any, keep: Keep) -> str:
+    """A value as it is recorded, once what that leaves out is kept. Raises NoJsonForm."""
+    content, blobs = recorded(value)
+    keep_all(blobs, keep)
+    return content
 
 
 def _resolve(call: Callable[[], Any], timeout_s: float) -> Any:

@@ -122,6 +122,10 @@ class JournalActor:
         journal, _ = await self._ready()
         return await journal.begin(run_id, tool_call_id, attempt, node, mark, pid)
 
+    async def keep(self, digest: str, part: int, data: bytes) -> None:
+        journal, _ = await self._ready()
+        await journal.keep(digest, part, data)
+
     async def commit(self, commands: Sequence[Command]) -> list[Verdict]:
         journal, _ = await self._ready()
         return await journal.commit(commands)

@@ -211,6 +211,15 @@ class Journal:
                 run.knows(0)
             return done
 
+    async def keep(self, digest: str, part: int, data: bytes) -> None:
+        """Keep a part of a blob; waits as long as the store cannot be written."""
+        while True:
+            try:
+                return await self._log.keep(digest, part, data)
+            except StoreUnavailable as error:
+                log.warning("the store is unavailable, blob %s waits: %s", digest, error)
+                await self._sleep(STORE_PAUSE_S)
+
     async def commit(self, commands: Sequence[Command]) -> list[Verdict]:
         """Commit decisions of the supervisor or a client, each with its verdict."""
         return await self._writer.submit_all(commands)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 from typing import Any
 
-from mcp_types import CallToolResult, TextContent
+from mcp_types import CallToolResult, ContentBlock, ImageContent, TextContent
+
+from .values import Image
 
 
 class ToolFailed(Exception):
@@ -12,7 +16,8 @@ class ToolFailed(Exception):
 
 
 def value_of(answer: CallToolResult) -> Any:
-    """Texts as one text; content of other kinds in a list, as it is; structured content where there is no other.
+    """Texts as one text; where there is other content, a list with all of it; structured
+    content where there is no other.
 
     Raises ToolFailed for an answer that is an error.
     """
@@ -23,7 +28,15 @@ def value_of(answer: CallToolResult) -> Any:
         return "\n".join(texts)
     if not answer.content:
         return answer.structured_content if answer.structured_content is not None else ""
-    return [
-        part.text if isinstance(part, TextContent) else part.model_dump(by_alias=True, mode="json", exclude_none=True)
-        for part in answer.content
-    ]
+    return [_part(part) for part in answer.content]
+
+
+def _part(part: ContentBlock) -> Any:
+    if isinstance(part, TextContent):
+        return part.text
+    if isinstance(part, ImageContent):
+        try:
+            return Image(base64.b64decode(part.data, validate=True), part.mime_type)
+        except binascii.Error:
+            pass  # then it is no image, and is recorded as it came
+    return part.model_dump(by_alias=True, mode="json", exclude_none=True)

@@ -90,7 +90,11 @@ def attempt(work: bytes, namespace: str) -> bytes:
         answer: str | None = asked.future().result()
         return answer
 
-    return perform(what, begin, node).model_dump_json().encode()
+    def keep(digest: str, part: int, data: bytes) -> None:
+        kept: Any = journal_handle(namespace).keep.remote(digest, part, data)
+        kept.future().result()
+
+    return perform(what, begin, node, keep).model_dump_json().encode()
 
 
 @ray.remote(max_retries=0)

@@ -18,6 +18,7 @@ COMMANDS: Final = {
     "list": "read:list_runs",
     "show": "read:show",
     "events": "read:events",
+    "blob": "blob:blob",
     "guard-test": "guard_test:guard_test",
     "questions": "decide:list_questions",
     "approve": "decide:approve",

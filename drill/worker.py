@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from ..actors.attempt import Work, perform
 from ..actors.loading import loaded
-from ..actors.results import NoJsonForm, plain_error, result_text
+from ..actors.results import NoJsonForm, plain_error, recorded
 from ..actors.tools import Handler
 from ..store.errors import PerdureError
 from ..store.events import ToolCallStarted
@@ -90,7 +90,7 @@ class Worker:
 
     def returned(self, value: Any) -> Any:
         try:
-            text = result_text(value)
+            text = recorded(value).content
         except NoJsonForm as error:
             text = plain_error("NoJsonForm", str(error))
         self._ledger.write(Note("returned", text=text, **self._note))

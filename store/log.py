@@ -281,4 +281,13 @@ class EventLog(Protocol):
         """Give a lease back; nothing happens when `nonce` does not hold it."""
         ...
 
+    async def keep(self, digest: str, part: int, data: bytes) -> None:
+        """Keep one part of a blob, counted from 0; durable when this returns. A part that is there already is left as
+        it is. Raises StoreUnavailable."""
+        ...
+
+    async def kept(self, digest: str, part: int) -> bytes | None:
+        """One part of a blob; None behind the last one, and of a blob that is not here."""
+        ...
+
     async def close(self) -> None: ...

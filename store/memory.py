@@ -24,6 +24,7 @@ class MemoryLog:
         self._runs: dict[str, RunRow] = {}
         self._calls: dict[Key, CallRow] = {}
         self._leases: dict[str, Lease] = {}
+        self._blobs: dict[tuple[str, int], bytes] = {}
 
     async def commit(self, commands: Sequence[Command]) -> list[Verdict]:
         holder = self._leases.get(SUPERVISOR)
@@ -95,6 +96,12 @@ class MemoryLog:
     async def drop_lease(self, name: str, nonce: str) -> None:
         if (holder := self._leases.get(name)) and holder.nonce == nonce:
             del self._leases[name]
+
+    async def keep(self, digest: str, part: int, data: bytes) -> None:
+        self._blobs.setdefault((digest, part), data)
+
+    async def kept(self, digest: str, part: int) -> bytes | None:
+        return self._blobs.get((digest, part))
 
     async def close(self) -> None:
         return None

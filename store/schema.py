@@ -1,7 +1,8 @@
 """The tables of a stored log, and the way from a row to a value and back.
 
-`events` is the truth; `runs` and `calls` are projections of it, `leases` says who works here and `meta` says which
-version of this file wrote the database. Everything is text and numbers; JSON is text.
+`events` is the truth; `runs` and `calls` are projections of it, `leases` says who works here, `blobs` are what results
+leave out, by digest and part, and `meta` says which version of this file wrote the database. Everything but blobs is
+text and numbers; JSON is text.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from sqlalchemy import (
     Double,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     Table,
     Text,
@@ -147,6 +149,14 @@ leases: Final = Table(
     Column("pid", Integer, nullable=False),
     _seconds("pid_started"),
     _seconds("expires_at"),
+)
+
+blobs: Final = Table(
+    "blobs",
+    metadata,
+    Column("digest", Text, primary_key=True),
+    Column("part", Integer, primary_key=True, autoincrement=False),
+    Column("data", LargeBinary, nullable=False),
 )
 
 _USAGE_AT: Final = list(runs.c.keys()).index(_USAGE[0])

@@ -39,7 +39,7 @@ from .errors import CorruptLog, StoreUnavailable, UsageError
 from .events import Stored
 from .log import Command, Refused, Verdict
 from .rows import CallRow, Clock, Lease, RunRow
-from .schema import call_row, calls, events, lease_values, leases, run_row, runs
+from .schema import blobs, call_row, calls, events, lease_values, leases, run_row, runs
 from .statements import Statements, insert_for
 from .states import Status
 
@@ -141,6 +141,14 @@ class SqlLog:
         def work(connection: Connection) -> None:
             with connection.begin():
                 connection.execute(delete(leases).where(leases.c.name == name, leases.c.nonce == nonce))
+
+        await self._apart(self._write(work, "written"))
+
+    async def keep(self, digest: str, part: int, data: bytes) -> None:
+        def work(connection: Connection) -> None:
+            with connection.begin():
+                fresh = insert_for(blobs, connection.dialect).on_conflict_do_nothing()
+                connection.execute(fresh, {"digest": digest, "part": part, "data": data})
 
         await self._apart(self._write(work, "written"))
 
@@ -256,6 +264,10 @@ class SqlLog:
     async def calls(self, run_id: str) -> list[CallRow]:
         statement = select(*calls.c).where(calls.c.run_id == run_id).order_by(calls.c.request_seq)
         return [call_row(row) for row in await self._rows(statement)]
+
+    async def kept(self, digest: str, part: int) -> bytes | None:
+        rows = await self._rows(select(blobs.c.data).where(blobs.c.digest == digest, blobs.c.part == part))
+        return rows[0][0] if rows else None
 
     async def lease(self, name: str) -> Lease | None:
         rows = await self._rows(select(*leases.c).where(leases.c.name == name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import re
 import sqlite3
@@ -24,10 +25,10 @@ from perdure.client.runtime import create as create_run
 from perdure.store.events import TurnStarted
 from perdure.store.log import Append, Claim, Mark
 from perdure.store.log import Result as ToolDone
-from perdure.store.sql import open_log
+from perdure.store.sql import SqlLog, open_log
 
 from .batch_kit import LEASE, write_agent
-from .command_kit import create, fill, no_cluster, perdure, refusal
+from .command_kit import create, fill, no_cluster, perdure, refusal, within
 from .store_kit import message, request, result, started
 
 __all__ = ["no_cluster"]
@@ -290,3 +291,26 @@ def test_every_command_has_a_help_text() -> None:
     for name in COMMANDS:
         assert f"  {name} " in text
         assert "--db" in perdure(name, "--help").stdout
+
+
+# -- blobs --------------------------------------------------------------------------------------------------
+
+
+def test_a_blob_is_written_as_it_is_and_what_is_none_is_told(store: Path, tmp_path: Path) -> None:
+    data = [b"\x1b[31m\xff" * 200_000, b"\n\0"]
+    digest = hashlib.sha256(b"".join(data)).hexdigest()
+
+    async def keep(event_log: SqlLog) -> None:
+        for number, part in enumerate(data):
+            await event_log.keep(digest, number, part)
+        await event_log.keep("0" * 64, 0, b"another")
+
+    within(store, keep)
+    assert perdure("blob", digest, "--db", str(store)).stdout_bytes == b"".join(data)
+    assert perdure("blob", digest, "--out", str(tmp_path / "out"), "--db", str(store)).exit_code == 0
+    assert (tmp_path / "out").read_bytes() == b"".join(data)
+    assert "names no blob" in refusal("blob", digest[:10], "--db", str(store))
+    assert f"no blob {'1' * 64} in this store" in refusal("blob", "1" * 64, "--db", str(store))
+    damaged = perdure("blob", "0" * 64, "--db", str(store))
+    assert damaged.exit_code and "is damaged" in damaged.stderr
+    assert "cannot be written" in refusal("blob", digest, "--out", "/nowhere/at/all", "--db", str(store))

@@ -140,3 +140,12 @@ async def test_a_hundred_open_calls_and_a_thousand_ids_are_no_limit(log: EventLo
     assert len(await log.runs(ids=[f"many-{number:04}" for number in range(1000)])) == 1000
     verdicts = await log.commit([Result(RUN, result(f"c{number}")) for number in range(100)])
     assert all(isinstance(verdict, Accepted) for verdict in verdicts)
+
+
+async def test_a_part_of_a_blob_is_kept_once_and_read_as_it_was(log: EventLog) -> None:
+    data = bytes(range(256)) * 1000
+    for part in (data, data[::-1], data):
+        await log.keep("d1", 0, part)
+    await log.keep("d1", 1, b"")
+    assert [await log.kept("d1", part) for part in range(3)] == [data, b"", None]
+    assert await log.kept("d2", 0) is None

@@ -89,7 +89,7 @@ def test_a_call_gets_its_value_and_the_server_the_key_but_not_our_environment() 
 @pytest.mark.parametrize(
     ("do", "expected"),
     [
-        ("image", [{"type": "image", "data": fake_mcp.PIXEL, "mimeType": "image/png"}]),
+        ("image", [{"type": "image", "data": fake_mcp.PIXEL, "media_type": "image/png"}]),
         ("structured", {"id": 9007199254740993}),
         ("nothing", ""),
     ],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from pydantic import JsonValue
 
 from perdure import Run, Runtime
 from perdure.actors.kernel import process_started
+from perdure.client.blobs import blob_parts
 from perdure.client.runtime import Request, check_agent
 from perdure.store.events import ToolResult
 
@@ -112,3 +115,12 @@ async def test_a_call_under_way_outlives_its_run_actor_and_a_cancel_ends_its_ser
         assert await call.status() == "cancelled"
     assert time.monotonic() - began < 6 and call.tree() == [] and len(call.effects()) == 1
     assert "it is unknown whether it took effect" in (await call.result()).content
+
+
+async def test_what_is_too_large_for_the_log_is_kept_beside_it(bench: Bench) -> None:
+    call = await start(bench, "plain__look", "much")
+    assert await call.status() == "completed"
+    said = json.loads((await call.result()).content)
+    (digest,) = set(re.findall("[0-9a-f]{64}", said))
+    whole = b"".join([part async for part in blob_parts(bench.runtime.log, digest)])
+    assert whole == b"begin" + b"x" * 2_000_000 + b"end" and len(said) < 70_000

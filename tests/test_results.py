@@ -2,26 +2,49 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import io
 import json
 import threading
+from collections import deque
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from enum import Enum
+from enum import Enum, IntEnum
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from perdure.actors.results import NoJsonForm, error_text, plain_error, result_text, valid_text
+from perdure import Image
+from perdure.actors.results import PART, RESULT_MAX, error_text, keep_all, plain_error, recorded
+from perdure.actors.values import DEPTH_MAX, ITSELF, TOO_DEEP, NoJsonForm, valid_text
+from perdure.store.events import canonical
+
+
+def result_text(value: Any) -> str:
+    text, blobs = recorded(value)
+    assert not blobs
+    return text
 
 
 class Colour(Enum):
     RED = "red"
+
+
+class Suit(IntEnum):
+    HEARTS = 1
+
+
+class Person(BaseModel):
+    name: str
+    age: float
 
 
 class Receipt(BaseModel):
@@ -47,6 +70,16 @@ class Point:
         (UUID(int=1), '"00000000-0000-0000-0000-000000000001"'),
         (Colour.RED, '"red"'),
         (b"bytes", '"bytes"'),
+        (b"\xff\x00", '{"base64":"/wA="}'),
+        (datetime(2024, 1, 2, 3), '"2024-01-02T03:00:00"'),
+        (Decimal("0.10"), '"0.10"'),
+        (9007199254740993, "9007199254740993"),
+        ({(1, "a"): 1, None: 2, 3: 4, True: 5}, '{"3":4,"[1,\\"a\\"]":1,"null":2,"true":5}'),
+        (deque([1]), "[1]"),
+        (Suit.HEARTS, "1"),
+        ("lone \ud800 and \udc00", '"lone \\\\ud800 and \\\\udc00"'),
+        ({"\ud800": ["\udfff"]}, '{"\\\\ud800":["\\\\udfff"]}'),
+        (Person(name="\ud800", age=float("nan")), '{"age":"NaN","name":"\\\\ud800"}'),
         ({3}, "[3]"),
         ((1, 2), "[1,2]"),
         (Receipt(amount=Decimal("2"), at=date(2024, 1, 2)), '{"amount":"2","at":"2024-01-02"}'),
@@ -61,16 +94,38 @@ def test_a_value_has_one_form(value: Any, text: str) -> None:
 
 
 def cycle() -> list[Any]:
-    circle: list[Any] = []
-    circle.append(circle)
+    circle: list[Any] = [1]
+    circle.append({"me": circle, "twice": [2, 2]})
     return circle
 
 
-def deep() -> list[Any]:
-    nested: list[Any] = []
-    for _ in range(100_000):
-        nested = [nested]
+def deep(levels: int) -> Any:
+    nested: Any = "the bottom"
+    for _ in range(levels):
+        nested = {"in": [nested]}
     return nested
+
+
+@dataclass
+class Node:
+    inside: Any
+
+
+def test_what_contains_itself_is_noted_where_it_does() -> None:
+    assert json.loads(result_text(cycle())) == [1, {"me": ITSELF, "twice": [2, 2]}]
+    shared = ["x"]
+    assert json.loads(result_text([shared, shared])) == [["x"], ["x"]], "what is in it twice does not contain itself"
+    node = Node([])
+    node.inside.append(node)
+    with pytest.raises(NoJsonForm, match="Node"):  # no place for a note in a value of a type
+        result_text(node)
+
+
+@pytest.mark.parametrize("levels", [200, 20_000])
+def test_what_is_nested_too_deep_is_noted_there(levels: int) -> None:
+    text = result_text(deep(levels))
+    assert TOO_DEEP in text and text.count("[") == DEPTH_MAX // 2 + 1
+    assert result_text(deep(40)) == canonical(deep(40))
 
 
 @pytest.mark.parametrize(
@@ -81,16 +136,86 @@ def deep() -> list[Any]:
         ({"k": {"in": object()}}, "object"),
         (iter([1]), "list_iterator"),
         ({"k": [map(int, "12")]}, "map"),
-        (b"\xff", "bytes"),
-        ("\ud800", "str"),
-        (cycle(), "list"),
-        (deep(), "list"),
+        (io.StringIO("a line"), "StringIO"),
+        (lambda: 1, "function"),
+        ([10**5000], "list"),
+        ({(1, 2): 1, "[1,2]": 2}, "two of its keys"),
     ],
-    ids=["lock", "nested lock", "object", "iterator", "nested iterator", "bytes", "surrogate", "cycle", "deep"],
 )
 def test_a_value_without_a_form_is_an_error_that_names_its_type(value: Any, name: str) -> None:
     with pytest.raises(NoJsonForm, match=name):
         result_text(value)
+
+
+def test_sets_have_one_order() -> None:
+    words = [f"w{number}" for number in range(50)]
+    assert result_text(set(words)) == result_text(frozenset(reversed(words))) == canonical(sorted(words))
+
+
+@pytest.mark.parametrize(
+    ("value", "form"),
+    [
+        (numpy.int64(2**62 + 1), 2**62 + 1),
+        (numpy.float64("0.1"), 0.1),
+        (numpy.float32("nan"), "NaN"),
+        (numpy.bool_(True), True),
+        (numpy.str_("é"), "é"),
+        (numpy.datetime64("2024-01-02"), "2024-01-02"),
+        (numpy.array([[1, 2]]), [[1, 2]]),
+        ({"deep": [numpy.uint8(3)]}, {"deep": [3]}),
+    ],
+)
+def test_numpys_values_are_what_they_hold(value: Any, form: Any) -> None:
+    assert json.loads(result_text(value)) == form
+
+
+# -- what is too large --------------------------------------------------------------------------------------
+
+
+def kept(blobs: tuple[Any, ...]) -> list[bytes]:
+    """The blobs as they are kept, part by part, by digest."""
+    parts: dict[str, list[bytes]] = {}
+
+    def keep(digest: str, part: int, data: bytes) -> None:
+        assert len(data) <= PART and part == len(parts.setdefault(digest, []))
+        parts[digest].append(data)
+
+    keep_all(blobs, keep)
+    found = {digest: b"".join(data) for digest, data in parts.items()}
+    assert all(hashlib.sha256(data).hexdigest() == digest for digest, data in found.items())
+    return list(found.values())
+
+
+def test_a_text_that_is_too_long_shows_its_beginning_and_end_and_is_kept_whole() -> None:
+    text = "begin" + "é\U0001f600" * 1_500_000 + "end"
+    content, blobs = recorded(text)
+    shown = json.loads(content)
+    assert len(shown) < RESULT_MAX + 300 and shown.startswith("beginé") and shown.endswith("end")
+    assert f"[{len(text) - RESULT_MAX} of {len(text)} characters are left out here" in shown
+    assert blobs[0].digest in shown and kept(blobs) == [text.encode()]
+    assert recorded("x" * (RESULT_MAX - 2)) == (f'"{"x" * (RESULT_MAX - 2)}"', ())
+
+
+def test_another_value_that_is_too_long_is_shown_as_its_json() -> None:
+    value = {"rows": [{"n": number} for number in range(10_000)]}
+    content, blobs = recorded(value)
+    assert json.loads(content).startswith('{"rows":[{"n":0},') and json.loads(kept(blobs)[0]) == value
+
+
+def test_images_are_shown_as_long_as_there_is_room_and_else_kept() -> None:
+    small, large = Image(b"\x89PNG" * 10, "image/png"), Image(b"\x89PNG" * 3_000_000, "image/png")
+    content, blobs = recorded(["see", small, large, small])
+    said, first, note, last = json.loads(content)
+    assert (said, first, blobs[0].digest in note) == ("see", last, True)
+    assert first == {"type": "image", "media_type": "image/png", "data": base64.b64encode(small.data).decode()}
+    assert note.startswith("[image/png of 12000000 bytes, not shown; it is the blob ") and kept(blobs) == [large.data]
+    content, blobs = recorded([small, "x" * 100_000])
+    assert kept(blobs)[0] == small.data and "data" not in json.loads(content)[:200]
+
+
+def test_the_message_of_an_error_is_cut() -> None:
+    said = json.loads(error_text(ValueError("a" + "x" * 2_000_000 + "z")))
+    assert len(said["message"]) < 17_000 and said["message"].endswith("z")
 
 
 values = st.recursive(

@@ -64,6 +64,8 @@ def act(name: str, arguments: dict[str, Any], meta: dict[str, Any]) -> dict[str,
             return {"content": [], "structuredContent": {"id": 9007199254740993}}
         case "nothing":
             return {"content": []}
+        case "much":
+            return text("begin" + "x" * 2_000_000 + "end")
         case "key":
             return text(meta["perdure/idempotencyKey"])
         case "env":
