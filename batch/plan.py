@@ -18,7 +18,7 @@ from typing import Final
 from pydantic import JsonValue
 
 from ..actors.loading import LoadedAgent
-from ..client.runtime import Request, create
+from ..client.launching import Request, create
 from ..store.errors import UsageError
 from ..store.events import RunCreated, canonical
 from ..store.log import Create

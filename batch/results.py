@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from ..actors.requests import Ended
-from ..client.runtime import Outcome
+from ..client.outcomes import Outcome
 from ..store.errors import UsageError
 from ..store.events import Usage
 from ..store.projections import add_usage

@@ -30,7 +30,7 @@ from perdure.actors.loading import LoadedAgent
 from perdure.actors.model import ModelReply, ToolUse
 from perdure.actors.turn import turn_events
 from perdure.benchmarks.processes import percentile, processes
-from perdure.client.runtime import Request, check_agent, create
+from perdure.client.launching import Request, check_agent, create
 from perdure.store.events import ApprovalDecided, TurnStarted
 from perdure.store.log import Append, Claim, Command, Refused
 from perdure.store.rows import Lease

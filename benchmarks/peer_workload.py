@@ -28,7 +28,7 @@ import common  # type: ignore[import-not-found]
 
 from perdure import Runtime
 from perdure.benchmarks.processes import TITLES, processes
-from perdure.client.runtime import Request, check_agent
+from perdure.client.launching import Request, check_agent
 
 AGENT = f"{Path(__file__).resolve().with_name('peer_agent.py')}:agent"
 

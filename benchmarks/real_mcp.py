@@ -31,7 +31,7 @@ import psutil
 
 from perdure import Agent, MCPServer, ModelRequest, Run, Runtime
 from perdure.actors.kernel import process_started
-from perdure.client.runtime import Request, check_agent
+from perdure.client.launching import Request, check_agent
 from perdure.store.events import ToolCallStarted, ToolResult
 
 FOLDER = os.environ.get("PERDURE_MCP_FOLDER", "")

@@ -17,7 +17,7 @@ from ..batch.drive import Counts, drive, window
 from ..batch.plan import Batch, Plan, batch_name, make_plan
 from ..batch.results import Report, check_output, replacing, results
 from ..client.door import Size, open_door
-from ..client.runtime import check_agent
+from ..client.launching import check_agent
 from ..store.sql import SqlLog, open_log
 from ..store.states import Status
 from .exits import exit_of

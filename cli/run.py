@@ -13,9 +13,9 @@ from pydantic import JsonValue
 
 from ..batch.values import parse, plain
 from ..client.door import Door, open_door
-from ..client.outcomes import Outcome, outcome_of
+from ..client.launching import Request, check_agent, create
+from ..client.outcomes import Outcome, follow, outcome_of
 from ..client.questions import Question, questions
-from ..client.runtime import Request, check_agent, create, follow
 from ..store.errors import UsageError
 from ..store.log import Create
 from ..store.sql import SqlLog

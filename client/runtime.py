@@ -12,49 +12,32 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Self
-from uuid import uuid4
 
 from pydantic import JsonValue
 
 from ..actors.children import end_marked
 from ..actors.courier import Courier, Numbered, Reply
 from ..actors.leftovers import sweep_locks
-from ..actors.loading import LoadedAgent, load_agent
-from ..actors.model import make_model
+from ..actors.loading import LoadedAgent
 from ..actors.requests import Await, Ended, Launch, Nudge, Settings, Warm
 from ..store.engine import DEFAULT_STORE
-from ..store.errors import NotFound, PerdureError, UsageError
-from ..store.events import RunCreated, Settlement, Stored
+from ..store.errors import NotFound, UsageError
+from ..store.events import Settlement, Stored
 from ..store.log import Create, Refused
 from ..store.sql import SqlLog, open_log
 from ..store.states import LIVE
 from . import cancel, decisions
 from .cancel import CallEnd, Cancelled
 from .cluster import Cluster, namespace_digest, remove_actors, store_url
+from .launching import Request, check_agent, create
 from .lease import wait_for_lease
 from .outcomes import Outcome, follow, outcome_of_row
 from .questions import Question, questions
 from .requeue import requeue
 
-RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 NOT_ENTERED = "this Runtime is not at work: use it inside of `async with Runtime(...) as runtime:`"
-
-
-@dataclass(frozen=True)
-class Request:
-    """One run to launch. Without an id it gets a random one."""
-
-    input: JsonValue
-    run_id: str = field(default_factory=lambda: uuid4().hex)
-    batch: str | None = None
-    sample: str | None = None
-    priority: int = 0
-    correlation_id: str | None = None
-    metadata: dict[str, JsonValue] = field(default_factory=dict)
 
 
 class Run:
@@ -370,29 +353,4 @@ async def _finished(work: Coroutine[Any, Any, object]) -> None:
         raise
 
 
-def check_agent(agent: str, model: str | None = None) -> LoadedAgent:
-    """Load an agent and make its model, so that what is wrong with them is told before anything starts."""
-    loaded = load_agent(agent)
-    make_model(model or loaded.agent.model, loaded.folder)
-    return loaded
-
-
-def create(loaded: LoadedAgent, request: Request, config: dict[str, JsonValue] | None = None) -> Create:
-    """The command that creates a run, with the agent's own settings or a snapshot of them that was changed. Raises
-    UsageError for a run id that could not name a file, and for a cost limit without known prices."""
-    if not RUN_ID.fullmatch(request.run_id):
-        raise UsageError(f"run id {request.run_id!r}: use 1 to 64 letters, digits, - and _")
-    event = RunCreated(
-        agent=loaded.ref,
-        input=request.input,
-        config=loaded.agent.snapshot() if config is None else config,
-        batch=request.batch,
-        sample=request.sample,
-        correlation_id=request.correlation_id,
-        priority=request.priority,
-        metadata=request.metadata,
-    )
-    return Create(request.run_id, event)
-
-
-__all__ = ["Outcome", "PerdureError", "Request", "Run", "Runtime", "check_agent", "follow", "run"]
+__all__ = ["Outcome", "Run", "Runtime", "run"]

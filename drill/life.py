@@ -22,7 +22,7 @@ from ..actors.loading import LoadedAgent, load_agent
 from ..actors.model import ModelReply, ModelRequest, Stream, scripted
 from ..actors.requests import Start
 from ..actors.run import Owner
-from ..client.runtime import Request, create
+from ..client.launching import Request, create
 from ..store.errors import PerdureError
 from ..store.events import canonical
 from ..store.log import Accepted, Claim, Command, EventLog, Refused, Verdict

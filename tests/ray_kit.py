@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from perdure import Run, Runtime
 from perdure.actors.machine import fold
-from perdure.client.runtime import Request, check_agent
+from perdure.client.launching import Request, check_agent
 from perdure.store.events import Stored, ToolCallStarted, ToolResult
 from perdure.store.rows import Lease
 

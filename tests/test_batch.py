@@ -14,7 +14,7 @@ from perdure.batch.dataset import Dataset
 from perdure.batch.drive import drive, window
 from perdure.batch.plan import Batch, Plan, batch_name, make_plan, run_id
 from perdure.batch.results import Report, check_output, replacing, results
-from perdure.client.runtime import check_agent
+from perdure.client.launching import check_agent
 from perdure.store.log import Create
 from perdure.store.sql import SqlLog, open_log
 from perdure.store.states import LIVE, Status

@@ -20,8 +20,8 @@ from perdure import UsageError
 from perdure.batch.plan import run_id
 from perdure.cli.app import COMMANDS
 from perdure.client.cluster import check_reachable
-from perdure.client.runtime import Request, check_agent
-from perdure.client.runtime import create as create_run
+from perdure.client.launching import Request, check_agent
+from perdure.client.launching import create as create_run
 from perdure.store.events import TurnStarted
 from perdure.store.log import Append, Claim, Mark
 from perdure.store.log import Result as ToolDone

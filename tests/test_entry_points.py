@@ -19,8 +19,8 @@ import pytest_asyncio
 
 import perdure
 from perdure import Runtime, UsageError
+from perdure.client.launching import Request, check_agent, create
 from perdure.client.notices import SPEAKER, Aside
-from perdure.client.runtime import Request, check_agent, create
 
 from .cli_kit import Place, lines_until, place, until
 from .ray_kit import Bench, quick

@@ -17,7 +17,7 @@ import pytest_asyncio
 from perdure import Run, Runtime
 from perdure.actors.stopping import GRACE_S
 from perdure.client.cancel import Cancelled
-from perdure.client.runtime import Request, check_agent
+from perdure.client.launching import Request, check_agent
 from perdure.store.errors import NotFound
 from perdure.store.states import Status
 

@@ -13,7 +13,7 @@ from collections import Counter
 
 import pytest
 
-from perdure.client.runtime import Request, check_agent, create
+from perdure.client.launching import Request, check_agent, create
 
 from .cli_kit import Place, lines_until, place, until
 from .command_kit import within

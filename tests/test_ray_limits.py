@@ -8,7 +8,7 @@ import pytest
 from pydantic import JsonValue
 
 from perdure import Runtime, UsageError
-from perdure.client.runtime import Request
+from perdure.client.launching import Request
 
 from .ray_kit import Bench, Case, kill, quick
 

@@ -17,7 +17,7 @@ from pydantic import JsonValue
 from perdure import Run, Runtime
 from perdure.actors.kernel import process_started
 from perdure.client.blobs import blob_parts
-from perdure.client.runtime import Request, check_agent
+from perdure.client.launching import Request, check_agent
 from perdure.store.events import ToolResult
 
 from .ray_kit import Bench, kill, quick, until

@@ -12,7 +12,7 @@ import pytest_asyncio
 from pydantic import JsonValue
 
 from perdure import Runtime
-from perdure.client.runtime import Request, create
+from perdure.client.launching import Request, create
 from perdure.store.events import RunClaimed
 from perdure.store.sql import open_log
 from perdure.store.writer import GroupWriter

@@ -13,7 +13,7 @@ import pytest_asyncio
 from perdure import Runtime
 from perdure.actors.kernel import process_started
 from perdure.actors.stopping import GRACE_S
-from perdure.client.runtime import check_agent
+from perdure.client.launching import check_agent
 from perdure.store.events import CancelRequested, ToolResult
 from perdure.store.log import Cancel
 

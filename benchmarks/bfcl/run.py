@@ -31,7 +31,8 @@ from perdure.benchmarks.bfcl.data import DatasetUnavailable, Task, tasks
 from perdure.benchmarks.bfcl.plain import expected
 from perdure.benchmarks.bfcl.world import World
 from perdure.benchmarks.processes import Kill, Killer, percentile
-from perdure.client.runtime import Outcome, Request, check_agent
+from perdure.client.launching import Request, check_agent
+from perdure.client.runtime import Outcome
 from perdure.store.events import RunClaimed, Stored
 
 AGENT = f"{Path(__file__).resolve().with_name('agent.py')}:agent"

@@ -12,7 +12,7 @@ from uuid import uuid4
 from pydantic import JsonValue
 
 from perdure.actors.machine import fold
-from perdure.client.runtime import Request
+from perdure.client.launching import Request
 from perdure.store.events import (
     AssistantMessage,
     Stored,

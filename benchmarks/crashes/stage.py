@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 from perdure import Runtime
 from perdure.actors.kernel import process_started
-from perdure.client.runtime import check_agent
+from perdure.client.launching import check_agent
 from perdure.store.rows import Lease
 
 T = TypeVar("T")
