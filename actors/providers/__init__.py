@@ -1,0 +1,53 @@
+"""Models of real providers, through pydantic-ai: `anthropic:NAME`, `openai-chat:NAME` and whatever else it knows.
+
+pydantic-ai and the provider's SDK are imported with the first request. Both are told to try nothing again: when to ask
+again is decided here, for all runs of the process together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from ...store.errors import UsageError
+from ..model import Model, ModelReply, ModelRequest, Stream
+
+if TYPE_CHECKING:
+    from .provider import Provider
+
+_Key = tuple[str, str | None]
+_open: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[_Key, Provider]] = WeakKeyDictionary()
+"""The providers in use, by model and base URL; connections belong to an event loop."""
+
+
+def check(name: str, base_url: str | None = None) -> None:
+    """Raises UsageError where a model string cannot be one of a provider's, as far as can be said without a key."""
+    if importlib.util.find_spec("pydantic_ai") is None:
+        extra = "anthropic" if name.startswith("anthropic:") else "openai"
+        raise UsageError(f"model {name!r} needs its provider's client: pip install 'perdure[{extra}]'")
+    from .provider import provider_class
+
+    provider_class(name, base_url)
+
+
+def provided(name: str, settings: Mapping[str, Any], base_url: str | None = None) -> Model:
+    """The model of this name. A call of it raises ModelError, with a code that says why there is no answer, and
+    UsageError for a model that cannot be asked from here."""
+
+    async def ask(request: ModelRequest, stream: Stream) -> ModelReply:
+        opened = _open.setdefault(asyncio.get_running_loop(), {})
+        if (name, base_url) not in opened:
+            opener = await asyncio.to_thread(_opener)  # seconds of imports, which would hold up all runs of the process
+            opened.setdefault((name, base_url), await asyncio.to_thread(opener, name, base_url))
+        return await opened[name, base_url].answer(request, settings, stream)
+
+    return ask
+
+
+def _opener() -> Any:
+    from .provider import Provider
+
+    return Provider.open

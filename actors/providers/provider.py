@@ -1,0 +1,100 @@
+"""One provider as a run asks it: a request becomes a stream, and what came of it an answer or a named failure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_ai.direct import model_request_stream
+from pydantic_ai.exceptions import ModelAPIError, UnexpectedModelBehavior, UserError
+from pydantic_ai.messages import ModelResponseStreamEvent, PartDeltaEvent, PartStartEvent, TextPart, TextPartDelta
+from pydantic_ai.models import Model as ProviderModel
+from pydantic_ai.models import StreamedResponse, infer_model, parse_model_id
+from pydantic_ai.providers import infer_provider_class
+
+from ...store.errors import UsageError
+from ..model import ModelReply, ModelRequest, Stream
+from ..results import valid_text
+from . import translate
+from .failures import BROKEN_STREAM, failure, named, passing
+from .pace import Pace
+
+_paces: dict[str, Pace] = {}
+"""One for each provider that this process asks."""
+
+
+def provider_class(name: str, base_url: str | None) -> Any:
+    """The class of pydantic-ai's that speaks to a model's provider. Raises UsageError."""
+    kind, _ = parse_model_id(name)
+    if kind is None:
+        raise UsageError(f"unknown model {name!r}: use provider:model, script:FILE or a Python callable")
+    try:
+        return infer_provider_class(kind)
+    except ValueError:
+        raise UsageError(f"unknown model {name!r}: pydantic-ai knows no provider {kind!r}") from None
+    except ImportError as error:
+        extra = "anthropic" if kind == "anthropic" else "openai"
+        raise UsageError(
+            f"model {name!r} needs its provider's client: pip install 'perdure[{extra}]' ({error})"
+        ) from error
+
+
+@dataclass
+class Provider:
+    """A model of a provider's that is asked from one event loop."""
+
+    name: str
+    model: ProviderModel[Any]
+    pace: Pace
+
+    @classmethod
+    def open(cls, name: str, base_url: str | None) -> Provider:
+        """Raises UsageError for a model that is not known, and ModelError where there is no key to it."""
+        kind = provider_class(name, base_url)
+        try:
+            model = infer_model(name, lambda _: kind(base_url=base_url) if base_url else kind())
+        except UserError as error:
+            raise named("bad_key", name, str(error)) from error
+        return cls(name, model, _paces.setdefault(f"{name.partition(':')[0]} {model.base_url}", Pace()))
+
+    async def answer(self, request: ModelRequest, settings: Mapping[str, Any], stream: Stream) -> ModelReply:
+        """The answer to a request. Raises ModelError."""
+        messages = translate.conversation(request)
+        said = translate.settings(request, settings)
+        parameters = translate.parameters(request)
+
+        async def ask() -> ModelReply:
+            try:
+                async with model_request_stream(
+                    self.model, messages, model_settings=said, model_request_parameters=parameters
+                ) as response:
+                    await self._listen(response, stream)
+                    whole = response.get()
+            except ModelAPIError as error:
+                raise failure(error, self.name) from error
+            except UnexpectedModelBehavior as error:
+                raise passing(named("unavailable", self.name, error)) from error
+            if not translate.is_whole(whole):
+                raise passing(named("unavailable", self.name, BROKEN_STREAM))
+            return translate.reply(whole, said.get("max_tokens"))
+
+        return await self.pace.answered(ask)
+
+    async def _listen(self, response: StreamedResponse, stream: Stream) -> None:
+        told = None
+        async for event in response:
+            if text := _text(event):
+                stream.text(valid_text(text))
+            if (usage := translate.tokens(response.usage)) != told:
+                told = usage
+                stream.usage(usage)
+
+
+def _text(event: ModelResponseStreamEvent) -> str:
+    match event:
+        case PartStartEvent(part=TextPart(content=text)):
+            return text
+        case PartDeltaEvent(delta=TextPartDelta(content_delta=text)):
+            return text
+    return ""
