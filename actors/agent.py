@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from pydantic import BaseModel, ConfigDict, JsonValue, field_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator
 
 from ..store.errors import UsageError
 from .guards import Limits, changed
@@ -24,11 +24,13 @@ SCRIPT = "script:"
 class Agent(BaseModel):
     """An LLM agent.
 
-    `model` is a model string (`script:FILE`, relative to the agent's file) or any callable that takes a
-    ModelRequest and returns the assistant's turn. A callable must be a function of its request alone: after a
-    crash it is asked again. Of an MCPServer among the `tools`, all its tools are. `price_as`, as provider:model, is
-    what such a model is priced as; without it, or where genai-prices does not know it, runs are not priced and cannot
-    have a `max_cost`.
+    `model` is a model string (`provider:model` as pydantic-ai knows them, or `script:FILE`, relative to the agent's
+    file) or any callable that takes a ModelRequest and returns the assistant's turn. A callable must be a function of
+    its request alone: after a crash it is asked again. For a provider's model, `model_settings` are those of
+    pydantic-ai, and `base_url` is where its API is, if not where the provider's client looks for it by itself. Of an
+    MCPServer among the `tools`, all its tools are. `price_as`, as provider:model, is what another model than a
+    provider's is priced as; without it, or where genai-prices does not know it, runs are not priced and cannot have a
+    `max_cost`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -39,6 +41,8 @@ class Agent(BaseModel):
     tools: tuple[Tool | MCPServer, ...] = ()
     limits: Limits = Limits()
     price_as: str | None = None
+    model_settings: dict[str, Any] = Field(default_factory=dict)
+    base_url: str | None = None
 
     @field_validator("tools")
     @classmethod

@@ -15,10 +15,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
-from types import AsyncGeneratorType
+from types import AsyncGeneratorType, MappingProxyType
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
@@ -28,16 +28,33 @@ from ..store.events import Usage
 
 
 class ModelError(PerdureError):
-    """The model gave no usable answer."""
+    """The model gave no usable answer. The run fails with `code`."""
+
+    def __init__(self, message: str, code: str = "model_error") -> None:
+        super().__init__(message)
+        self.code = code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.code)
+
+
+class Interrupted(ModelError):
+    """The answer broke off, and asking again may bring it."""
 
 
 class ToolUse(BaseModel):
-    """A call that the model asks for. `id` is the provider's and need not be unique."""
+    """A call that the model asks for. `id` is the provider's and need not be unique.
+
+    `raw`, where it is given, are the arguments as the model wrote them, JSON or not, and count in the place of
+    `arguments`. `cut` says that the output limit may have cut the call off: it is not executed.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     name: str
     arguments: JsonValue = Field(default_factory=dict)
     id: str = ""
+    raw: str | None = None
+    cut: bool = False
 
 
 class ModelReply(BaseModel):
@@ -76,6 +93,8 @@ class ModelRequest(BaseModel):
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
     """None in the last turn, which has a notice instead."""
+    withheld: list[dict[str, Any]] = Field(default_factory=list)
+    """The tools that the agent has and this turn has not: earlier calls in `messages` are of them."""
     turns_left: str = ""
     """What to tell the model of the turns that remain."""
     notice: str | None = None
@@ -209,14 +228,33 @@ def reply_of(answer: Any) -> ModelReply:
         raise ModelError(f"the model's answer is not an assistant turn: {_first_error(error)}") from error
 
 
-def make_model(model: str | Callable[..., Any], folder: Path) -> Model:
-    """The model that a string or callable stands for. Raises UsageError for an unknown one."""
+def make_model(
+    model: str | Callable[..., Any],
+    folder: Path,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    base_url: str | None = None,
+) -> Model:
+    """The model that a string or callable stands for; `settings` and `base_url` are for a provider's. Raises UsageError
+    for an unknown one, as far as its name tells."""
     if not isinstance(model, str):
         return called(model)
     kind, _, rest = model.partition(":")
-    if kind == "script" and rest:
+    if not (kind and rest):
+        raise UsageError(f"unknown model {model!r}: use provider:model, script:FILE or a Python callable")
+    if kind == "script":
         return scripted(folder / rest)
-    raise UsageError(f"unknown model {model!r}: use script:FILE or a Python callable")
+    from .providers import provided  # here, since it is built on this
+
+    return provided(model, settings, base_url)
+
+
+def check_model(model: str | Callable[..., Any], folder: Path) -> None:
+    """Raises UsageError for a model that there cannot be, as far as can be told without asking it."""
+    make_model(model, folder)
+    if isinstance(model, str) and not model.startswith("script:"):
+        from .providers import check  # here, since it is built on this
+
+        check(model)
 
 
 def _first_error(error: ValueError) -> str:

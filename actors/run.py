@@ -37,7 +37,7 @@ from .loading import LoadedAgent
 from .machine import Ask as AskStep
 from .machine import CallModel, Finish, State, Wait, evolve, evolve_all, fold, messages, next_step, uncounted
 from .machine import Execute as ExecuteStep
-from .model import Model, ModelReply, ModelRequest, delayed, make_model
+from .model import Interrupted, Model, ModelError, ModelReply, ModelRequest, delayed, make_model
 from .reception import Reception
 from .requests import Ended, Execute, Executed, Start
 from .results import valid_text
@@ -51,6 +51,8 @@ LINGER_S: Final = 0.02
 LOAD_EVENTS: Final = 1_000
 CONFLICT_PAUSE_S: Final = 0.05
 FAILURES_MAX: Final = 5
+BROKEN_MAX: Final = 20
+"""How often a turn is asked anew whose answer broke off."""
 
 
 class Lost(PerdureError):
@@ -75,6 +77,8 @@ class Owner:
         self._joined = ""
         """The cancel, by its event id, since which everything that ran is over."""
         self._failures = 0
+        self._broken = 0
+        """How often the answer to the turn that is due broke off."""
 
     async def drive(self) -> Ended:
         """Drive the run until it ends, waits for somebody, or is lost to another owner."""
@@ -155,7 +159,7 @@ class Owner:
             if answer is None:
                 answer = await self._answer(loaded, step)
             if answer is not None:
-                self._answers = {step.turn_index: answer}
+                self._answers, self._broken = {step.turn_index: answer}, 0
                 self._start_turn(step)
                 self._pending += answer
         except Lost:
@@ -163,11 +167,19 @@ class Owner:
         except UsageError as error:
             self._pending.append(RunFailed(code="agent_unavailable", message=error.message, phase="model"))
         except Exception as error:  # noqa: BLE001 - a model may raise anything; the run ends and says what
-            text = valid_text(str(error) if isinstance(error, PerdureError) else f"{type(error).__name__}: {error}")
-            if piece := self._received():
-                self._pending.append(piece)
-            self._pending += uncounted(self._decided())
-            self._pending.append(RunFailed(code="model_error", message=text, phase="model"))
+            self._came_to_nothing(error)
+
+    def _came_to_nothing(self, error: Exception) -> None:
+        """Make what came of a model call that failed pending, and the end of the run, or the turn is asked anew."""
+        if piece := self._received(last=isinstance(error, Interrupted)):
+            self._pending.append(piece)
+        self._pending += uncounted(self._decided())
+        self._broken += isinstance(error, Interrupted)
+        if isinstance(error, Interrupted) and self._broken <= BROKEN_MAX:
+            return
+        text = valid_text(str(error) if isinstance(error, PerdureError) else f"{type(error).__name__}: {error}")
+        code = error.code if isinstance(error, ModelError) else "model_error"
+        self._pending.append(RunFailed(code=code, message=text, phase="model"))
 
     def _start_turn(self, step: CallModel) -> None:
         state = self._decided()
@@ -253,11 +265,13 @@ class Owner:
 
     def _model(self, loaded: LoadedAgent) -> Model:
         chosen = self._state.created.config.get("model")
-        return make_model(chosen if isinstance(chosen, str) else loaded.agent.model, loaded.folder)
+        agent = loaded.agent
+        model = chosen if isinstance(chosen, str) else agent.model
+        return make_model(model, loaded.folder, agent.model_settings, agent.base_url)
 
     def _request(self, agent: Agent, step: CallModel) -> ModelRequest:
         created, plan = self._state.created, step.plan
-        tools = () if plan.final else agent.offered
+        tools = [{"name": t.name, "description": t.description, "schema": t.schema} for t in agent.offered]
         return ModelRequest.model_construct(
             run_id=self._start.run_id,
             turn_index=step.turn_index,
@@ -265,7 +279,8 @@ class Owner:
             metadata=created.metadata,
             instructions=agent.instructions,
             messages=messages(self._decided()),
-            tools=[{"name": t.name, "description": t.description, "schema": t.schema} for t in tools],
+            tools=[] if plan.final else tools,
+            withheld=tools if plan.final else [],
             turns_left=plan.turns_left,
             notice=plan.notice or step.notice,
             max_output_tokens=plan.max_output_tokens,

@@ -28,6 +28,7 @@ from pydantic_core import to_json
 
 from ..store.errors import UsageError
 from ..store.events import Decision, Effect, canonical
+from .exact import validated
 
 Handler = Callable[..., Any]
 _H = TypeVar("_H", bound=Handler)
@@ -235,7 +236,7 @@ class Tool:
 
     def parse(self, arguments: str) -> dict[str, Any]:
         """The values of arguments that fit. Raises pydantic.ValidationError, or Misfitting."""
-        parsed = self.arguments.model_validate_json(arguments)
+        parsed = validated(self.arguments, arguments)
         return {name: getattr(parsed, name) for name in type(parsed).model_fields}
 
     def bind(self, handler: Handler, context: ToolContext, arguments: str) -> Callable[[], Any]:

@@ -15,6 +15,7 @@ from pydantic import JsonValue, ValidationError
 from ..store.events import AssistantMessage, Event, ResultSource, ToolCallRequested, ToolResult, canonical
 from .agent import Agent
 from .approvals import denial, question, ruled
+from .arguments import read
 from .guards import Refused, Wanted
 from .machine import Call, idempotency_key
 from .model import ModelReply, ToolUse
@@ -104,6 +105,9 @@ def asked_again(calls: Iterable[Call], agent: Agent) -> list[Event]:
 
 def checked_arguments(use: ToolUse, agent: Agent) -> tuple[str, Tool | str]:
     """The call's arguments as canonical JSON text, and what `fitting` says of them."""
+    if use.raw is not None:
+        text, problem = read(use.raw, use.cut)
+        return text, problem if problem and agent.tool(use.name) else fitting(use.name, text, agent)
     try:
         text = valid_text(canonical(use.arguments))
     except (ValueError, RecursionError) as error:

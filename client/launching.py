@@ -9,7 +9,7 @@ from uuid import uuid4
 from pydantic import JsonValue
 
 from ..actors.loading import LoadedAgent, load_agent
-from ..actors.model import make_model
+from ..actors.model import check_model
 from ..store.errors import UsageError
 from ..store.events import RunCreated
 from ..store.log import Create
@@ -33,7 +33,7 @@ class Request:
 def check_agent(agent: str, model: str | None = None) -> LoadedAgent:
     """Load an agent and make its model, so that what is wrong with them is told before anything starts."""
     loaded = load_agent(agent)
-    make_model(model or loaded.agent.model, loaded.folder)
+    check_model(model or loaded.agent.model, loaded.folder)
     return loaded
 
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from perdure.actors.model import ModelReply, ModelRequest, Stream
+
+from perdure.actors.model import Interrupted, ModelReply, ModelRequest, Stream
 from perdure.actors.providers.pace import Pace
 from perdure.actors.providers.provider import Provider
 
@@ -50,14 +51,18 @@ def opened(kind: str, wire: Wire, clock: Clock | None = None) -> Provider:
     return provider
 
 
-def request(messages: Sequence[dict[str, Any]] = (HELLO,), tools: Sequence[Any] = (TOOL,), **fields: Any) -> ModelRequest:
+def request(messages: Sequence[Any] = (HELLO,), tools: Sequence[Any] = (TOOL,), **fields: Any) -> ModelRequest:
     values: dict[str, Any] = {"run_id": "r", "turn_index": 0, "input": "", "metadata": {}, "instructions": "Be brief."}
     return ModelRequest(**values | {"messages": list(messages), "tools": list(tools)} | fields)
 
 
 async def asked(provider: Provider, given: ModelRequest | None = None, **settings: Any) -> ModelReply:
-    """The answer to a request."""
-    return await provider.answer(given or request(), settings, Stream())
+    """The answer to a request, asked anew where it breaks off, as a run does."""
+    while True:
+        try:
+            return await provider.answer(given or request(), settings, Stream())
+        except Interrupted:
+            pass
 
 
 def said(reply: ModelReply, *contents: str, turn: int = 0) -> list[dict[str, Any]]:

@@ -7,14 +7,17 @@ import json
 from typing import Any
 
 import pytest
+
 from perdure.actors.model import ModelError, Stream
 from perdure.store.events import Usage
 
+from .fakes import until
 from .provider_kit import HELLO, Clock, asked, keys, opened, request, said
 from .wire import Call, Fault, Says, Text, Thinking, Wire, chunk, fragment, usage_chunk
 
 BOTH = pytest.mark.parametrize("kind", ["anthropic", "openai"])
 DEEP = "[" * 20_000 + "]" * 20_000
+BAD = ["", "null", "{", "[1]", '"{}"', '"{\\"x\\": 1}"', '{"x": NaN}', DEEP, '{"x": "a', '{"x": 1e999}']
 
 
 @pytest.fixture(autouse=True)
@@ -65,12 +68,12 @@ async def test_digits_of_arguments_come_as_they_were_written(kind: str) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("arguments", ["", "null", "{", "[1]", '"{}"', '"{\\"x\\": 1}"', '{"x": NaN}', DEEP, '{"x": "a'])
+@pytest.mark.parametrize("arguments", BAD)
 async def test_a_call_with_any_arguments_can_go_back(kind: str, arguments: str) -> None:
     async with Wire(Says([Text("Hm."), Call("look", arguments)]), Says([Text("Done.")])) as wire:
         provider = opened(kind, wire)
         reply = await asked(provider)
-        assert reply.tool_calls[0].raw in (arguments, "{}" if not arguments else arguments)
+        assert reply.tool_calls[0].raw == arguments or (not arguments and reply.tool_calls[0].raw == "{}")
         messages = said(reply, '"no"')
         messages[0]["tool_calls"][0]["arguments"] = "{}"
         assert (await asked(provider, request([HELLO, *messages]))).text == "Done."
@@ -119,7 +122,9 @@ async def test_fragments_in_any_order_of_their_indexes_make_the_calls_that_were_
 async def test_the_last_call_of_an_answer_that_was_cut_off_is_marked(kind: str) -> None:
     cut = [Call("look", '{"x": 1}', "a"), Call("look", '{"x": "unfin', "b")]
     whole = [Call("look", '{"x": 1}', "a")]
-    async with Wire(Says(cut, "max_tokens"), Says(whole, tokens=(9, 0, 0, 64)), Says(whole, tokens=(9, 0, 0, 63))) as wire:
+    async with Wire(
+        Says(cut, "max_tokens"), Says(whole, tokens=(9, 0, 0, 64)), Says(whole, tokens=(9, 0, 0, 63))
+    ) as wire:
         provider = opened(kind, wire)
         assert [use.cut for use in (await asked(provider)).tool_calls] == [False, True]
         assert [use.cut for use in (await asked(provider, max_tokens=64)).tool_calls] == [True]
@@ -142,7 +147,10 @@ async def test_settings_and_what_the_budget_has_room_for_are_passed_on(kind: str
 
 @BOTH
 async def test_images_of_a_user_are_sent_as_images(kind: str) -> None:
-    blocks = [{"type": "text", "text": "What is this?"}, {"type": "image", "media_type": "image/png", "data": "iVBORw0="}]
+    blocks = [
+        {"type": "text", "text": "What is this?"},
+        {"type": "image", "media_type": "image/png", "data": "iVBORw0="},
+    ]
     async with Wire(Says([Text("A dot.")]), Says([Text("A list.")])) as wire:
         provider = opened(kind, wire)
         await asked(provider, request([{"role": "user", "content": blocks}]))
@@ -205,7 +213,7 @@ def _error(kind: str, message: str, code: str | None = None) -> dict[str, Any]:
         ("openai", Fault(422, _error("x", "what?")), "rejected"),
     ],
 )
-async def test_what_cannot_pass_ends_the_call_at_once_under_a_name_of_its_own(kind: str, fault: Fault, code: str) -> None:
+async def test_what_cannot_pass_ends_the_call_at_once_under_its_own_name(kind: str, fault: Fault, code: str) -> None:
     async with Wire(fault) as wire:
         with pytest.raises(ModelError) as failed:
             await asked(opened(kind, wire))
@@ -261,8 +269,7 @@ async def test_a_call_that_is_given_up_closes_its_connection() -> None:
         stream = Stream()
         asking = asyncio.create_task(opened("anthropic", wire).answer(request(), {}, stream))
         await wire.reached.wait()
-        while not stream.received:
-            await asyncio.sleep(0)
+        await until(lambda: bool(stream.received))
         asking.cancel()
         async with asyncio.timeout(1):
             await wire.asked[0].gone.wait()

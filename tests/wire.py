@@ -253,8 +253,8 @@ def _anthropic_events(says: Says) -> Iterator[dict[str, Any]]:
         for delta in deltas:
             yield {"type": "content_block_delta", "index": index, "delta": delta}
         yield {"type": "content_block_stop", "index": index}
-    delta: dict[str, Any] = {"stop_reason": says.reason, "stop_sequence": None}
-    yield {"type": "message_delta", "delta": delta, "usage": {"output_tokens": output}}
+    end = {"stop_reason": says.reason, "stop_sequence": None}
+    yield {"type": "message_delta", "delta": end, "usage": {"output_tokens": output}}
     yield {"type": "message_stop"}
 
 

@@ -23,14 +23,14 @@ _open: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[_Key, Provider]] = Weak
 """The providers in use, by model and base URL; connections belong to an event loop."""
 
 
-def check(name: str, base_url: str | None = None) -> None:
+def check(name: str) -> None:
     """Raises UsageError where a model string cannot be one of a provider's, as far as can be said without a key."""
     if importlib.util.find_spec("pydantic_ai") is None:
         extra = "anthropic" if name.startswith("anthropic:") else "openai"
         raise UsageError(f"model {name!r} needs its provider's client: pip install 'perdure[{extra}]'")
     from .provider import provider_class
 
-    provider_class(name, base_url)
+    provider_class(name)
 
 
 def provided(name: str, settings: Mapping[str, Any], base_url: str | None = None) -> Model:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from ..model import ModelError
+from ..model import Interrupted, ModelError
 
 _T = TypeVar("_T")
 Sleep = Callable[[float], Awaitable[object]]
@@ -32,11 +32,13 @@ PATIENCE_S: Final = 900.0
 
 
 class Passing(Exception):
-    """A request failed in a way that passes. `error` is what to say once patience is over."""
+    """A request failed in a way that passes. `error` is what to say once patience is over, `limited` says that the
+    provider has its trouble with all requests, and `heard` that a part of the answer had come."""
 
     def __init__(self, error: ModelError, limited: bool = False, retry_after_s: float | None = None) -> None:
         super().__init__(error.message)
         self.error, self.limited, self.retry_after_s = error, limited, retry_after_s
+        self.heard = False
 
 
 @dataclass
@@ -49,10 +51,13 @@ class Pace:
     distance_s: float = 0.0
     _free_at: float = 0.0
     _slowed_at: float = float("-inf")
+    _troubles: int = 0
+    """How often in a row something failed in passing; requests that were under way together count once."""
+    _troubled_at: float = float("-inf")
 
     async def answered(self, ask: Callable[[], Awaitable[_T]]) -> _T:
         """The answer to a request, made again while it fails in passing. Raises what `ask` raises, in the place of a
-        Passing its error."""
+        Passing its error; where a part of the answer had come, Interrupted, once it is time to ask again."""
         begun, failures = self.clock(), 0
         while True:
             await self._wait_for_turn()
@@ -61,12 +66,13 @@ class Pace:
                 answer = await ask()
             except Passing as failed:
                 failures += 1
-                pause = self._pause(failures, failed.retry_after_s)
-                if failed.limited:
-                    self._slow_down(asked_at, pause)
+                pause = self._pause(max(failures, self._troubles), failed.retry_after_s)
+                self._slow_down(asked_at, pause if failed.limited else 0)
                 if self.clock() + pause - begun > PATIENCE_S:
                     raise failed.error from failed
                 await self.sleep(pause)
+                if failed.heard:
+                    raise Interrupted(failed.error.message, failed.error.code) from failed
             else:
                 self._recover()
                 return answer
@@ -90,10 +96,15 @@ class Pace:
     def _slow_down(self, asked_at: float, pause: float) -> None:
         """Let nobody ask before the pause is over, and then more slowly; requests that were under way when that was
         last done are no news."""
+        if asked_at >= self._troubled_at:
+            self._troubles, self._troubled_at = self._troubles + 1, self.clock()
+        if not pause:
+            return
         self._free_at = max(self._free_at, self.clock() + pause)
         if asked_at >= self._slowed_at:
             self._slowed_at = self.clock()
             self.distance_s = min(DISTANCE_MAX_S, max(DISTANCE_FIRST_S, self.distance_s * 2))
 
     def _recover(self) -> None:
+        self._troubles = 0
         self.distance_s = self.distance_s * RELIEF if self.distance_s * RELIEF > DISTANCE_MIN_S else 0.0

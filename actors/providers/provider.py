@@ -10,21 +10,22 @@ from pydantic_ai.direct import model_request_stream
 from pydantic_ai.exceptions import ModelAPIError, UnexpectedModelBehavior, UserError
 from pydantic_ai.messages import ModelResponseStreamEvent, PartDeltaEvent, PartStartEvent, TextPart, TextPartDelta
 from pydantic_ai.models import Model as ProviderModel
-from pydantic_ai.models import StreamedResponse, infer_model, parse_model_id
+from pydantic_ai.models import infer_model, parse_model_id
 from pydantic_ai.providers import infer_provider_class
 
 from ...store.errors import UsageError
-from ..model import ModelReply, ModelRequest, Stream
+from ...store.events import Usage
+from ..model import ModelError, ModelReply, ModelRequest, Stream
 from ..results import valid_text
 from . import translate
 from .failures import BROKEN_STREAM, failure, named, passing
-from .pace import Pace
+from .pace import Pace, Passing
 
 _paces: dict[str, Pace] = {}
 """One for each provider that this process asks."""
 
 
-def provider_class(name: str, base_url: str | None) -> Any:
+def provider_class(name: str) -> Any:
     """The class of pydantic-ai's that speaks to a model's provider. Raises UsageError."""
     kind, _ = parse_model_id(name)
     if kind is None:
@@ -51,7 +52,7 @@ class Provider:
     @classmethod
     def open(cls, name: str, base_url: str | None) -> Provider:
         """Raises UsageError for a model that is not known, and ModelError where there is no key to it."""
-        kind = provider_class(name, base_url)
+        kind = provider_class(name)
         try:
             model = infer_model(name, lambda _: kind(base_url=base_url) if base_url else kind())
         except UserError as error:
@@ -65,30 +66,34 @@ class Provider:
         parameters = translate.parameters(request)
 
         async def ask() -> ModelReply:
+            heard = False
+            trouble: Passing | ModelError = passing(named("unavailable", self.name, BROKEN_STREAM))
             try:
                 async with model_request_stream(
                     self.model, messages, model_settings=said, model_request_parameters=parameters
                 ) as response:
-                    await self._listen(response, stream)
+                    async for event in response:
+                        heard = True
+                        _pass_on(event, translate.tokens(response.usage), stream)
                     whole = response.get()
+                if translate.is_whole(whole):
+                    return translate.reply(whole, said.get("max_tokens"))
             except ModelAPIError as error:
-                raise failure(error, self.name) from error
+                trouble = failure(error, self.name)
             except UnexpectedModelBehavior as error:
-                raise passing(named("unavailable", self.name, error)) from error
-            if not translate.is_whole(whole):
-                raise passing(named("unavailable", self.name, BROKEN_STREAM))
-            return translate.reply(whole, said.get("max_tokens"))
+                trouble = passing(named("unavailable", self.name, error))
+            if isinstance(trouble, Passing):
+                trouble.heard = heard
+            raise trouble
 
         return await self.pace.answered(ask)
 
-    async def _listen(self, response: StreamedResponse, stream: Stream) -> None:
-        told = None
-        async for event in response:
-            if text := _text(event):
-                stream.text(valid_text(text))
-            if (usage := translate.tokens(response.usage)) != told:
-                told = usage
-                stream.usage(usage)
+
+def _pass_on(event: ModelResponseStreamEvent, usage: Usage, stream: Stream) -> None:
+    if text := _text(event):
+        stream.text(valid_text(text))
+    if usage != (stream.told or Usage()):
+        stream.usage(usage)
 
 
 def _text(event: ModelResponseStreamEvent) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
 
 from pydantic import JsonValue
 from pydantic_ai.messages import (
@@ -62,7 +62,7 @@ def settings(request: ModelRequest, chosen: Mapping[str, Any]) -> ModelSettings:
         said["max_tokens"] = min(said.get("max_tokens", request.max_output_tokens), request.max_output_tokens)
     if request.withheld and not request.tools:
         said["tool_choice"] = "none"
-    return ModelSettings(**said)  # type: ignore[typeddict-item]
+    return cast(ModelSettings, said)
 
 
 def conversation(request: ModelRequest) -> list[ModelMessage]:
