@@ -26,6 +26,7 @@ from pydantic import JsonValue
 
 TAKES_NO_PLACE: Final = frozenset({"validation", "limit", "loop"})
 """Sources of results of calls that were never let through."""
+_LAST: Final = "This is the last of "
 SHOWN_MAX: Final = 500
 """Characters of the model's last words in a message."""
 
@@ -74,10 +75,15 @@ def turns_left(turn_index: int, max_turns: int) -> str:
 def final_notice(max_turns: int) -> str:
     """What the model is told before its last turn."""
     return (
-        f"This is the last of {max_turns} turns, and there are no tools any more. Answer now with what you have. If "
+        f"{_LAST}{max_turns} turns, and there are no tools any more. Answer now with what you have. If "
         "the task is not finished, hand over instead, with nothing but one JSON object: "
         '{"partial": true, "done": [what is done], "open": [what is not], "next": "what to do next"}'
     )
+
+
+def is_final_notice(text: str) -> bool:
+    """Whether a notice was that of a last turn."""
+    return text.startswith(_LAST)
 
 
 GOES_ON: Final = "The limit on turns was raised: the run goes on, and the tools are there again."

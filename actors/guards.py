@@ -48,6 +48,8 @@ class Limits(BaseModel):
     """US dollars. The model must have known prices."""
     max_repeats: int | None = Field(default=3, ge=3)
     """The n-th call in a row with the same arguments and result is not executed. Two are needed to see a change."""
+    max_empty: int | None = Field(default=3, ge=1)
+    """The n-th answer in a row with neither text nor calls ends the run. None: an empty answer is an answer."""
     timeout_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """The run's deadline, counted from its launch on the store's clock."""
 
@@ -106,7 +108,7 @@ class Standing:
 class Stop:
     """The run fails, resumable: `code` and `message` of run_failed."""
 
-    code: Literal["max_turns", "budget_exceeded", "loop_detected"]
+    code: Literal["max_turns", "budget_exceeded", "loop_detected", "refusal", "content_filter", "empty_answer"]
     message: str
 
 

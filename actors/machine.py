@@ -42,11 +42,12 @@ from ..store.projections import add_usage, closing_results
 from ..store.states import TERMINAL, TRANSITIONS, Status, status_after
 from .budgets import Amount, tokens
 from .calls import AboutCall, Call, Turn, evolve_call, of_class, resumed
-from .ceilings import GOES_ON, Answer, is_final
+from .ceilings import GOES_ON, Answer, is_final, is_final_notice
 from .guards import Limits, Stop, TurnPlan, after_final, changed, limits_of, plan_turn
 from .partial import Partial, heard, interrupted
 from .prices import EXACT, ZERO, PriceList, cost
 from .standing import loop_end, standing
+from .unanswered import is_empty, is_refusal, refused, silent, told_of_silence
 
 __all__ = ["TRANSITIONS", "Call", "State", "begin", "evolve", "fold", "messages", "next_step"]
 
@@ -307,10 +308,14 @@ def _end(state: State) -> Answer | Stop | None:
     turn, limits = state.turn, state.limits
     if turn is None:
         return None
-    message = turn.message
+    message, fresh = turn.message, state.turn_count > state.resumed
+    if is_refusal(message):
+        return refused(message) if fresh else None
     if is_final(message.turn_index, limits.max_turns):
         return after_final(limits, standing(state.turns, state.used, state.limits), message.text)
-    if not turn.calls and (message.text or state.turn_count > state.resumed):
+    if is_empty(turn) and limits.max_empty is not None:
+        return silent(state.turns[state.resumed :], limits)
+    if not turn.calls and (message.text or fresh):
         return Answer(message.text, message.stop_reason)
     why = loop_end(limits, state.turns, state.resumed)
     return Stop("loop_detected", f"{why}; resume it to give it another chance") if why else None
@@ -319,7 +324,10 @@ def _end(state: State) -> Answer | Stop | None:
 def _notice(state: State, plan: TurnPlan) -> str | None:
     """What the model has to be told before its next turn and was not told yet."""
     told = state.notices[-1].text if state.notices else None
-    wanted = plan.notice or (GOES_ON if told else None)
+    empty = state.turn is not None and is_empty(state.turn)
+    silence = told_of_silence(state.turns[state.resumed :], state.limits) if empty else None
+    raised = GOES_ON if told is not None and is_final_notice(told) else None
+    wanted = plan.notice or silence or raised
     return None if wanted == told else wanted
 
 
@@ -334,8 +342,8 @@ def messages(state: State) -> list[dict[str, Any]]:
     for turn in state.turns:
         if notice := notices.get(turn.message.turn_index):
             said.append({"role": "user", "content": notice})
-        if not turn.calls and not turn.message.text:
-            continue  # it said nothing and asked for nothing: nobody takes an empty message
+        if is_empty(turn) or is_refusal(turn.message):
+            continue  # nobody takes an empty message, and one that was refused is not gone on with
         calls = [
             {"id": call.tool_call_id, "name": call.request.name, "arguments": call.request.arguments}
             for call in turn.calls

@@ -57,6 +57,7 @@ LIMITS: Final = {
     "max_tool_calls": "Tool calls of a run.",
     "max_tool_calls_per_turn": "Tool calls of one turn.",
     "max_repeats": "The N-th like call in a row with the same result is refused.",
+    "max_empty": "The N-th empty answer in a row ends the run.",
     "timeout_s": "Seconds that a run may take.",
 }
 """Limits that a command can set, and what they bound."""

@@ -224,7 +224,8 @@ def _head(status: int, headers: dict[str, str]) -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
-def pieces(text: str, size: int = 7) -> list[str]:
+def pieces(text: str) -> list[str]:
+    size = max(7, len(text) // 50)
     return [text[at : at + size] for at in range(0, len(text), size)]
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _Key = tuple[str, str | None]
 _open: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[_Key, Provider]] = WeakKeyDictionary()
-"""The providers in use, by model and base URL; connections belong to an event loop."""
+"""The models in use, by name and base URL; connections belong to an event loop. Those at one provider share a pace."""
 
 
 def check(name: str) -> None:
@@ -40,14 +40,16 @@ def provided(name: str, settings: Mapping[str, Any], base_url: str | None = None
     async def ask(request: ModelRequest, stream: Stream) -> ModelReply:
         opened = _open.setdefault(asyncio.get_running_loop(), {})
         if (name, base_url) not in opened:
-            opener = await asyncio.to_thread(_opener)  # seconds of imports, which would hold up all runs of the process
-            opened.setdefault((name, base_url), await asyncio.to_thread(opener, name, base_url))
+            # seconds of imports, and certificates to read: neither holds up the other runs of the process
+            provider = await asyncio.to_thread(_opened, name, base_url)
+            provider.pace = next((each.pace for each in opened.values() if each.at == provider.at), provider.pace)
+            opened.setdefault((name, base_url), provider)
         return await opened[name, base_url].answer(request, settings, stream)
 
     return ask
 
 
-def _opener() -> Any:
+def _opened(name: str, base_url: str | None) -> Provider:
     from .provider import Provider
 
-    return Provider.open
+    return Provider.open(name, base_url)

@@ -43,14 +43,16 @@ class Passing(Exception):
 
 @dataclass
 class Pace:
-    """The pace of one provider. Times in seconds of `clock`."""
+    """The pace of one provider, in one event loop. Times in seconds of `clock`."""
 
     clock: Callable[[], float] = time.monotonic
     sleep: Sleep = asyncio.sleep
     chance: random.Random = field(default_factory=random.Random)
     distance_s: float = 0.0
-    _free_at: float = 0.0
-    _slowed_at: float = float("-inf")
+    """How long after a request the next one goes at the earliest."""
+    _line: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _last_at: float = float("-inf")
+    _free_at: float = float("-inf")
     _troubles: int = 0
     """How often in a row something failed in passing; requests that were under way together count once."""
     _troubled_at: float = float("-inf")
@@ -58,17 +60,17 @@ class Pace:
     async def answered(self, ask: Callable[[], Awaitable[_T]]) -> _T:
         """The answer to a request, made again while it fails in passing. Raises what `ask` raises, in the place of a
         Passing its error; where a part of the answer had come, Interrupted, once it is time to ask again."""
-        begun, failures = self.clock(), 0
+        failures, failed_at = 0, 0.0
         while True:
-            await self._wait_for_turn()
+            await self._wait_in_line()
             asked_at = self.clock()
             try:
                 answer = await ask()
             except Passing as failed:
+                failed_at = failed_at if failures else self.clock()
                 failures += 1
-                pause = self._pause(max(failures, self._troubles), failed.retry_after_s)
-                self._slow_down(asked_at, pause if failed.limited else 0)
-                if self.clock() + pause - begun > PATIENCE_S:
+                pause = self._trouble(asked_at, failures, failed)
+                if self.clock() + pause - failed_at > PATIENCE_S:
                     raise failed.error from failed
                 await self.sleep(pause)
                 if failed.heard:
@@ -77,33 +79,29 @@ class Pace:
                 self._recover()
                 return answer
 
-    async def _wait_for_turn(self) -> None:
-        """Until this request may go. Each takes its place in the row at once, so that they do not go all together."""
-        while (wait := self._free_at - self.clock()) > 0 or self.distance_s:
-            place = max(self._free_at, self.clock())
-            self._free_at = place + self.distance_s
-            slowed_at = self._slowed_at
-            if (wait := place - self.clock()) > 0:
+    async def _wait_in_line(self) -> None:
+        async with self._line:
+            while (wait := max(self._free_at, self._last_at + self.distance_s) - self.clock()) > 0:
                 await self.sleep(wait)
-            if slowed_at == self._slowed_at:
-                return
+            self._last_at = self.clock()
+
+    def _trouble(self, asked_at: float, failures: int, failed: Passing) -> float:
+        """How long to pause after a failure. Where it concerns all requests, none goes before that, and then they go
+        more slowly; of requests that were under way together the first failure does that."""
+        news = asked_at >= self._troubled_at
+        if news:
+            self._troubles, self._troubled_at = self._troubles + 1, self.clock()
+        pause = self._pause(max(failures, self._troubles), failed.retry_after_s)
+        if failed.limited:
+            self._free_at = max(self._free_at, self.clock() + pause)
+            if news:
+                self.distance_s = min(DISTANCE_MAX_S, max(DISTANCE_FIRST_S, self.distance_s * 2))
+        return pause
 
     def _pause(self, failures: int, retry_after_s: float | None) -> float:
         if retry_after_s is not None:
             return retry_after_s + self.chance.uniform(0, min(PAUSE_FIRST_S, retry_after_s / 4))
-        return float(min(PAUSE_MAX_S, PAUSE_FIRST_S * 2 ** (failures - 1)) * self.chance.uniform(0.5, 1))
-
-    def _slow_down(self, asked_at: float, pause: float) -> None:
-        """Let nobody ask before the pause is over, and then more slowly; requests that were under way when that was
-        last done are no news."""
-        if asked_at >= self._troubled_at:
-            self._troubles, self._troubled_at = self._troubles + 1, self.clock()
-        if not pause:
-            return
-        self._free_at = max(self._free_at, self.clock() + pause)
-        if asked_at >= self._slowed_at:
-            self._slowed_at = self.clock()
-            self.distance_s = min(DISTANCE_MAX_S, max(DISTANCE_FIRST_S, self.distance_s * 2))
+        return float(min(PAUSE_MAX_S, PAUSE_FIRST_S * 2 ** min(failures - 1, 20)) * self.chance.uniform(0.5, 1))
 
     def _recover(self) -> None:
         self._troubles = 0

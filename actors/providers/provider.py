@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic_ai.direct import model_request_stream
@@ -20,9 +20,6 @@ from ..results import valid_text
 from . import translate
 from .failures import BROKEN_STREAM, failure, named, passing
 from .pace import Pace, Passing
-
-_paces: dict[str, Pace] = {}
-"""One for each provider that this process asks."""
 
 
 def provider_class(name: str) -> Any:
@@ -47,7 +44,12 @@ class Provider:
 
     name: str
     model: ProviderModel[Any]
-    pace: Pace
+    pace: Pace = field(default_factory=Pace)
+
+    @property
+    def at(self) -> str:
+        """The provider, whatever the model."""
+        return f"{self.name.partition(':')[0]} {self.model.base_url}"
 
     @classmethod
     def open(cls, name: str, base_url: str | None) -> Provider:
@@ -57,7 +59,7 @@ class Provider:
             model = infer_model(name, lambda _: kind(base_url=base_url) if base_url else kind())
         except UserError as error:
             raise named("bad_key", name, str(error)) from error
-        return cls(name, model, _paces.setdefault(f"{name.partition(':')[0]} {model.base_url}", Pace()))
+        return cls(name, model)
 
     async def answer(self, request: ModelRequest, settings: Mapping[str, Any], stream: Stream) -> ModelReply:
         """The answer to a request. Raises ModelError."""
