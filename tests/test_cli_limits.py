@@ -48,7 +48,7 @@ def db(tmp_path: Path) -> Path:
 
 def test_show_says_the_limits_and_what_was_spent(db: Path) -> None:
     shown = perdure("show", "aaaa", "--db", db).stdout
-    assert "limits      max_turns 9, max_tokens 100, max_cost 1, max_repeats 3\n" in shown
+    assert "limits      max_turns 9, max_tokens 100, max_cost 1, max_repeats 3, max_empty 3\n" in shown
     assert "cost        $0.00027, at the prices of anthropic:claude-sonnet-4-0\n" in shown
     assert "error       budget_exceeded: the next prompt of about 50 tokens does not fit" in shown
     facts = json.loads(perdure("show", "aaaa", "--db", db, "--json").stdout)

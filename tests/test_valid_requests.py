@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from perdure.actors import run as owners
-from perdure.actors.ceilings import GOES_ON
+from perdure.actors.ceilings import GOES_ON, is_final_notice
 from perdure.actors.machine import messages
 from perdure.actors.model import ModelReply, ModelRequest
 from perdure.actors.requests import Ended, Execute, Executed
@@ -63,7 +63,7 @@ class History(Play):
     async def _model(self, request: ModelRequest) -> ModelReply:
         check_messages(request.messages)
         self.shown.append(request)
-        final = bool(request.notice) and request.notice != GOES_ON
+        final = request.notice is not None and is_final_notice(request.notice)
         assert (request.tools == []) == final, "tools are withheld in the last turn and in no other"
         assert request.messages[-1]["content"] == request.notice if request.notice else True
         if self.chance.random() < 0.05:
