@@ -28,9 +28,8 @@ class Agent(BaseModel):
     file) or any callable that takes a ModelRequest and returns the assistant's turn. A callable must be a function of
     its request alone: after a crash it is asked again. For a provider's model, `model_settings` are those of
     pydantic-ai, and `base_url` is where its API is, if not where the provider's client looks for it by itself. Of an
-    MCPServer among the `tools`, all its tools are. `price_as`, as provider:model, is what another model than a
-    provider's is priced as; without it, or where genai-prices does not know it, runs are not priced and cannot have a
-    `max_cost`.
+    MCPServer among the `tools`, all its tools are. `price_as`, as provider:model, is what a model is priced as, if
+    not as itself; where genai-prices does not know that, runs are not priced and cannot have a `max_cost`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)

@@ -40,7 +40,9 @@ db_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON lines, for programs.")
 reason_option = click.option("-m", "--reason", default="", metavar="TEXT", help="Why; kept with the run.")
 by_option = click.option("--by", metavar="NAME", help="Who decides. Default: USER@HOST.")
-model_option = click.option("--model", metavar="MODEL", help="Use this model instead of the agent's: script:FILE.")
+model_option = click.option(
+    "--model", metavar="MODEL", help="Use this model instead of the agent's: PROVIDER:NAME or script:FILE."
+)
 address_option = click.option(
     "--address", metavar="HOST:PORT", help="Join this Ray cluster; without it a local one is started."
 )
