@@ -52,6 +52,9 @@ class Agent(BaseModel):
                 raise ValueError(f"two {what} are named {', '.join(twice)}")
         return tools
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.tools))  # what the settings are made of need not have one
+
     @property
     def offered(self) -> tuple[Tool, ...]:
         """The tools that the model can call; those of servers once they are `listed`."""
