@@ -23,6 +23,7 @@ from .actors.pool import Pool
 from .actors.ray_tasks import JOURNAL
 from .actors.requests import Settings
 from .actors.supervision import Supervision, within
+from .actors.wire import Unreachable, Wire, socket_path
 from .store.errors import LeaseHeld, PerdureError
 from .store.log import Command, EventLog, Verdict
 from .store.rows import Lease
@@ -86,9 +87,13 @@ class SupervisorActor:
         self._event_log, self._nonce = event_log, lease.nonce
         journal = self._journal()
         await journal.ping.remote()
+        wire = Wire(socket_path(self._settings.name, JOURNAL))
 
         async def commit(commands: Sequence[Command]) -> list[Verdict]:
-            verdicts: list[Verdict] = await journal.commit.remote(list(commands))
+            try:
+                verdicts: list[Verdict] = await wire.call("commit", list(commands))
+            except Unreachable:
+                verdicts = await journal.commit.remote(list(commands))
             return verdicts
 
         self._pool = Pool(self._settings)

@@ -25,8 +25,9 @@ from .kernel import boot_id, kill_process, process_started
 from .leftovers import sweep_locks, watch_strays
 from .loading import loaded
 from .ray_tasks import JOURNAL, RayTasks, bind_process, journal_handle
-from .requests import Ended, Settings, Start
+from .requests import Ended, Settings, Start, store_of
 from .run import Owner
+from .wire import Method, Unreachable, Wire, listen, socket_path
 
 log = logging.getLogger(__name__)
 CONCURRENCY = 100_000
@@ -95,7 +96,10 @@ class JournalActor:
         async def answer(payload: Any) -> Any:
             return await serve(journal, payload)
 
-        return journal, Desk(answer)
+        desk = Desk(answer)
+        methods: dict[str, Method] = {"exchange": desk.exchange, "begin": self.begin, "commit": journal.commit}
+        self._door = await listen(socket_path(name, JOURNAL), methods)
+        return journal, desk
 
     async def _ready(self) -> tuple[Journal, Desk]:
         if self._opening is None or (self._opening.done() and self._opening.exception()):
@@ -142,9 +146,13 @@ class JournalActor:
 
 def journal_courier(namespace: str) -> Courier:
     """A courier to the journal of a namespace, wherever and whenever that runs."""
+    wire = Wire(socket_path(store_of(namespace), JOURNAL))
 
     async def call(name: str, incarnation: str | None, requests: list[Numbered], done: list[int]) -> Reply:
-        reply: Reply = await journal_handle(namespace).exchange.remote(name, incarnation, requests, done)
+        try:
+            reply: Reply = await wire.call("exchange", name, incarnation, requests, done)
+        except Unreachable:
+            reply = await journal_handle(namespace).exchange.remote(name, incarnation, requests, done)
         return reply
 
     return Courier(call)
@@ -158,6 +166,7 @@ class RunActor:
         self._namespace = namespace
         self._courier: Courier | None = None
         self._desk: Desk | None = None
+        self._door: asyncio.Server | None = None
         self._drives: dict[tuple[str, int], tuple[Owner, asyncio.Task[Ended]]] = {}
 
     async def exchange(
@@ -189,4 +198,7 @@ class RunActor:
         return list(self._drives)
 
     async def ping(self) -> Identity:
+        if self._door is None:
+            name = str(ray.get_runtime_context().get_actor_name())
+            self._door = await listen(socket_path(store_of(self._namespace), name), {"exchange": self.exchange})
         return identity()

@@ -24,6 +24,7 @@ from ..store.states import TERMINAL
 from .children import alive, forked
 from .kernel import lock_if_free, runtime_folder
 from .nudge import sweep_door
+from .wire import sweep_sockets
 
 log = logging.getLogger(__name__)
 LOOKS_S = (0.0, 2.0, 10.0)
@@ -78,6 +79,7 @@ async def sweep_locks(event_log: EventLog, name: str) -> None:
     folder = runtime_folder(name)
     try:
         sweep_door(name)
+        sweep_sockets(folder)
         for path in sorted(folder.iterdir()):
             if await _needed(event_log, path):
                 continue

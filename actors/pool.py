@@ -25,6 +25,7 @@ from .courier import Courier, Numbered, Reply
 from .kernel import boot_id, kill_process
 from .ray_tasks import code_env, journal_handle, living_nodes
 from .requests import Ended, Settings, Start
+from .wire import Unreachable, Wire, socket_path
 
 log = logging.getLogger(__name__)
 PREFIX = "run-"
@@ -47,7 +48,7 @@ class MemberDied(Exception):
 class Member:
     """One run actor."""
 
-    def __init__(self, name: str, handle: Any, node: str = "") -> None:
+    def __init__(self, store: str, name: str, handle: Any, node: str = "") -> None:
         self.name, self.handle, self.node = name, handle, node
         _, self.digest, workers, _ = name.split("-")
         self.apart = workers == APART
@@ -58,6 +59,7 @@ class Member:
         self.heard_at = time.monotonic()
         self.verdict: asyncio.Future[MemberDied] = asyncio.get_running_loop().create_future()
         self._courier = Courier(self._exchange, lost=_is_verdict)
+        self._wire = Wire(socket_path(store, name))
 
     async def ask(self, start: Start) -> Ended:
         """Have a run driven to its end. Raises MemberDied."""
@@ -91,13 +93,17 @@ class Member:
         if not self.verdict.done():
             self.verdict.set_result(MemberDied(reason, len(self.runs)))
             self._courier.close()
+            self._wire.close()
 
     def fits(self, companions_max: int) -> bool:
         """Whether one more run may come, that puts up with so many on the actor, itself included."""
         return len(self.runs) + 1 <= min([companions_max, *self.runs.values()])
 
     async def _exchange(self, name: str, incarnation: str | None, requests: list[Numbered], done: list[int]) -> Reply:
-        reply: Reply = await self.handle.exchange.remote(name, incarnation, requests, done)
+        try:
+            reply: Reply = await self._wire.call("exchange", name, incarnation, requests, done)
+        except Unreachable:
+            reply = await self.handle.exchange.remote(name, incarnation, requests, done)
         return reply
 
 
@@ -219,7 +225,7 @@ class Pool:
             )
             .remote(self._settings.namespace, agent)
         )
-        member = self._add(Member(name, handle, node))
+        member = self._add(Member(self._settings.name, name, handle, node))
         meeting = asyncio.create_task(self._meet(member))
         self._meetings.add(meeting)
         meeting.add_done_callback(self._meetings.discard)
@@ -283,7 +289,7 @@ class Pool:
         except ValueError as error:
             log.info("actor %s is gone: %s", name, error)
             return None
-        member = Member(name, handle)
+        member = Member(self._settings.name, name, handle)
         if not member.apart:
             self._plain = self._plain or member.digest
         try:

@@ -41,6 +41,7 @@ from .loading import loaded
 from .pursuit import CLOCK_MARGIN_S, TaskDied
 from .stopping import forget, tell, tell_again
 from .tools import ToolOptions
+from .wire import BlockingWire, Unreachable, socket_path
 
 log = logging.getLogger(__name__)
 JOURNAL = "journal"
@@ -75,6 +76,12 @@ def journal_handle(namespace: str) -> Any:
     return ray.get_actor(JOURNAL, namespace)
 
 
+@functools.lru_cache(maxsize=4)
+def journal_wire(store: str) -> BlockingWire:
+    """This process's line to the journal, if that is on this machine."""
+    return BlockingWire(socket_path(store, JOURNAL))
+
+
 @ray.remote(max_retries=0)
 def attempt(work: bytes, namespace: str) -> bytes:
     """The task of one attempt. Takes and returns JSON."""
@@ -85,9 +92,13 @@ def attempt(work: bytes, namespace: str) -> bytes:
 
     def begin(mark: ToolCallStarted | None) -> str | None:
         about = (what.run_id, what.tool_call_id, what.attempt, node, os.getpid(), mark)
-        asked: Any = journal_handle(namespace).begin.remote(*about)
-        # not ray.get: it would give this task's CPU back meanwhile, and Ray would start another worker on it
-        answer: str | None = asked.future().result()
+        answer: str | None
+        try:
+            answer = journal_wire(what.store).call("begin", *about)
+        except Unreachable:
+            asked: Any = journal_handle(namespace).begin.remote(*about)
+            # not ray.get: it would give this task's CPU back meanwhile, and Ray would start another worker on it
+            answer = asked.future().result()
         return answer
 
     def keep(digest: str, part: int, data: bytes) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from pydantic import JsonValue
 
@@ -11,6 +11,13 @@ from ..store.events import AgentRef, Event, Stored, ToolCallRequested
 from ..store.log import Create
 from ..store.states import Status
 from .tools import ToolOptions
+
+NAMESPACE: Final = "perdure-"
+
+
+def store_of(namespace: str) -> str:
+    """The name of the store whose actors are in this namespace."""
+    return namespace.removeprefix(NAMESPACE)
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,7 @@ class Settings:
 
     @property
     def namespace(self) -> str:
-        return f"perdure-{self.name}"
+        return NAMESPACE + self.name
 
 
 class Misfit(NamedTuple):
