@@ -69,14 +69,14 @@ class Outcome(BaseModel):
     ran, `node` and `pid` are its process and `took_s` is how long it ran.
 
     result: the call's result. exited: the handler left its process, or lost the server that it asked, so the effect is
-    unknown. timeout, stopped: it was
-    interrupted. spared: it was told to stop before its handler began. refused: it never had leave to begin. happened,
-    did_not_happen, unknown: a probe's answer.
+    unknown. timeout, stopped: it was interrupted. spared: it was told to stop before its handler began. refused: it
+    never had leave to begin. died: its process ended, for the reason in `content`. happened, did_not_happen, unknown: a
+    probe's answer.
     """
 
     model_config = ConfigDict(frozen=True)
     kind: Literal[
-        "result", "exited", "timeout", "stopped", "spared", "refused", "happened", "did_not_happen", "unknown"
+        "result", "exited", "timeout", "stopped", "spared", "refused", "died", "happened", "did_not_happen", "unknown"
     ]
     content: str = '""'
     is_error: bool = False
@@ -102,9 +102,14 @@ def perform(work: Work, begin: Begin, node: str, keep: Keep = throw_away) -> Out
     """Run one attempt, or one probe, to its end. `keep` keeps what of a value is too large for the log."""
     end_a_spoilt_process()
     deadline = Deadline(work.timeout_s + GRACE_S)
+
+    def leave(mark: ToolCallStarted | None) -> str | None:
+        deadline.restart(work.timeout_s + GRACE_S)  # loading the agent has taken none of the handler's time
+        return begin(mark)
+
     try:
         with served(Stoppable(work.store, work.run_id, work.tool_call_id, work.attempt, deadline)):
-            return _performed(work, _Journal(begin, keep), node)
+            return _performed(work, _Journal(leave, keep), node)
     except PerdureError as error:
         return Outcome(kind="result", content=plain_error(type(error).__name__, str(error)), is_error=True)
     finally:
@@ -114,9 +119,9 @@ def perform(work: Work, begin: Begin, node: str, keep: Keep = throw_away) -> Out
 def _performed(work: Work, journal: _Journal, node: str) -> Outcome:
     children = Children(work.store, work.run_id, work.tool_call_id, work.attempt)
     if work.probe:
-        answer = _probe(work, _tool(work), journal.keep)
+        began, answer = time.monotonic(), _probe(work, _tool(work), journal.keep)
         children.end()
-        return answer
+        return answer.model_copy(update={"node": node, "pid": os.getpid(), "took_s": time.monotonic() - began})
     call = _bound(work)
     if isinstance(call, Outcome):
         return call

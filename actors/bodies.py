@@ -130,6 +130,11 @@ class JournalActor:
         journal, _ = await self._ready()
         await journal.keep(digest, part, data)
 
+    async def probing(self, run_id: str, tool_call_id: str, node: str, pid: int) -> None:
+        """A probe runs in this process."""
+        await self._ready()
+        self._tasks.begun(run_id, tool_call_id, 0, node, pid)
+
     async def commit(self, commands: Sequence[Command]) -> list[Verdict]:
         journal, _ = await self._ready()
         return await journal.commit(commands)

@@ -115,7 +115,8 @@ def evolve_call(call: Call, event: AboutCall) -> Call | None:
         case ApprovalExpired() if call.gate == "asked" and event.question == call.question:
             return replace(call, gate="expired")
         case ToolCallSettled() if call.unsettled is not None and event.question == call.question:
-            return replace(call, unsettled=None)
+            begun = 0 if event.outcome == "not_happened" else call.started_attempt
+            return replace(call, unsettled=None, started_attempt=begun)
     return None
 
 

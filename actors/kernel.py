@@ -232,6 +232,11 @@ class Deadline:
             self._ends_at = time.monotonic() + after_s
             self._set(after_s)
 
+    def restart(self, after_s: float) -> None:
+        """Have it come that much later than now."""
+        self._ends_at = time.monotonic() + after_s
+        self._set(after_s)
+
     def disarm(self) -> None:
         if sys.platform == "linux":
             call_libc("timer_delete", self._timer)

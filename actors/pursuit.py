@@ -1,19 +1,10 @@
-"""Seeing one open call through to its result: the class table for attempts that died.
-
-| effect           | begun? | next                                                                          |
-|------------------|--------|-------------------------------------------------------------------------------|
-| any              | no     | dispatch again as a new attempt                                               |
-| read_only        | yes    | dispatch again, up to the tool's attempts_max, then an error result           |
-| idempotent_write | yes    | the same, with the same key                                                   |
-| non_idempotent   | yes    | prove that the attempt is over; take the result it left; or ask the probe      |
-
-Of a run that is cancelled nothing is dispatched any more: what may be repeated is recorded as stopped, and what may not
-as the result that it left, as what its probe says, or as unknown; in either case once it is over.
+"""Seeing one open call through to its result. What follows the end of each attempt is judged in `judgement.py`.
 
 A probe is asked once the attempt is proven dead; "it happened" counts at once, "it did not" only when the tool's
-settling time has passed since the proof, for a request under way may land until then. Where nobody can tell, or the
-agent's code has no place for the call any more, it is unsettled and a person is asked. A call that a person has
-approved has no attempt yet: its first one is opened like any further one, so that no two tasks ever have the same.
+settling time has passed since the proof, for a request under way may land until then. Each asking is recorded. Where
+nobody can tell, or the agent's code has no place for the call any more, it is unsettled and a person is asked. A call
+that a person has approved has no attempt yet: its first one is opened like any further one, so that no two tasks ever
+have the same.
 """
 
 from __future__ import annotations
@@ -28,16 +19,19 @@ from pydantic import JsonValue
 
 from ..store.events import (
     AgentRef,
+    ToolCallProbed,
     ToolCallRequested,
     ToolCallRetried,
     ToolCallUnsettled,
     ToolEvidence,
     ToolResult,
 )
-from ..store.log import Accepted, Answer, Command, EventLog, Refused, Result, Retry, Unsettle
+from ..store.log import Accepted, Answer, Command, EventLog, Probed, Refused, Result, Retry, Unsettle
 from ..store.rows import CallRow, Clock
 from .attempt import Outcome, Work
 from .children import mark_of
+from .judgement import TaskDied as TaskDied
+from .judgement import ending, judge, recorded, stopped, without_effect
 from .kernel import left_result, remove_lock
 from .requests import Misfit
 from .results import plain_error
@@ -50,16 +44,6 @@ UNBEGUN_S = 1.0
 """How long an attempt of a cancelled run has to begin, or to be refused."""
 PROBE_S = 10.0
 """How long a probe has to say what a stopped attempt did."""
-UNBEGUN_MAX = 20
-"""Attempts that may die before they begin; beyond, the worker cannot be started at all."""
-
-
-class TaskDied(Exception):
-    """A task's process ended without an outcome. `charged` is false where the tool is not to blame."""
-
-    def __init__(self, why: str, charged: bool = True) -> None:
-        super().__init__(why)
-        self.why, self.charged = why, charged
 
 
 class Tasks(Protocol):
@@ -141,8 +125,9 @@ class Pursuit:
         try:
             if not fresh:
                 started = it.row.started and it.row.effect == "non_idempotent"
-                why = "its task is gone" if it.row.attempt else it.row.decision_text
-                if not (await self._settle(it, 0) if started else await self._retry(it, why)):
+                decided = not it.row.attempt or it.row.withdrawn
+                why = it.row.decision_text if decided else "its task is gone"
+                if not (await self._settle(it, why, None) if started else await self._retry(it, why)):
                     return
             await self._attempts(it)
         except Refused:
@@ -181,13 +166,13 @@ class Pursuit:
         deaths = unbegun = 0
         while True:
             attempt = it.row.attempt
+            charged = True
             try:
                 outcome = await self._tasks.run(self._work(it), it.options)
-                why, charged = outcome.content, True
-                if outcome.left:
-                    self.left.setdefault(it.row.run_id, set()).add(outcome.node)
             except TaskDied as death:
-                outcome, why, charged = None, death.why, death.charged
+                outcome, charged = death.outcome(it.options.timeout_s), death.charged
+            if outcome.left:
+                self.left.setdefault(it.row.run_id, set()).add(outcome.node)
             began, stops = it.begun == attempt, it.stopping.is_set()
             deaths += charged and began
             unbegun += not began
@@ -195,14 +180,15 @@ class Pursuit:
                 case "drop":
                     return None
                 case "record":
-                    return await self._record(it, outcome or _died(attempt, why))
+                    return await self._record(it, recorded(outcome, attempt))
                 case "stopped":
-                    return await self._record(it, _stopped(it, outcome, why))
+                    return await self._record(it, stopped(it.request, it.row.effect, outcome))
                 case "retry":
-                    if it.misfit or not await self._retry(it, why):
+                    if it.misfit or not await self._retry(it, ending(outcome), outcome):
                         return None
                 case "settle":
-                    if not await self._settle(it, deaths):
+                    last = without_effect(outcome, it.options.timeout_s, deaths, it.options.attempts_max)
+                    if not await self._settle(it, ending(outcome), last):
                         return None
 
     async def _record(self, it: Pursued, outcome: Outcome) -> None:
@@ -223,43 +209,51 @@ class Pursuit:
         if it.row.started and it.row.lock:
             remove_lock(it.row.lock)
 
-    async def _retry(self, it: Pursued, reason: str) -> bool:
-        event = ToolCallRetried(tool_call_id=it.row.tool_call_id, attempt=it.row.attempt + 1, reason=reason[:500])
+    async def _retry(self, it: Pursued, reason: str, before: Outcome | None = None) -> bool:
+        """Open the next attempt. `before` is how the present one ended, where nothing else tells of that."""
+        event = ToolCallRetried(
+            tool_call_id=it.row.tool_call_id,
+            attempt=it.row.attempt + 1,
+            reason=reason[:500],
+            node=before.node if before else "",
+            pid=before.pid if before else 0,
+            ran_s=before.took_s if before else None,
+        )
         done = await self._submit(Retry(it.row.run_id, self._epoch_of(it.row.run_id), it.row.started_attempt, event))
         it.row = next(call for call in done.calls if call.tool_call_id == it.row.tool_call_id)
         return True
 
-    async def _settle(self, it: Pursued, deaths: int) -> bool:
-        """Find out what a marked attempt did. True when the call was reopened as a new attempt."""
+    async def _settle(self, it: Pursued, end: str, last: Outcome | None) -> bool:
+        """Find out what a marked attempt did that ended in this way; if it had no effect and was the `last`, that is
+        recorded. True when the call was reopened as a new attempt."""
         call = it.row
         await self._await_death(call)
         if left := left_result(call.lock):
             await self._record(it, Outcome.model_validate_json(left))
             return False
         if evidence := await self._evidence(call):
-            return await self._answer(it, evidence)
+            return await self._answer(it, evidence, "tool")
         if it.mute:
             return False
         if it.misfit:
-            return await self._unsettle(it, it.misfit.problem)
+            return await self._unsettle(it, f"{end}; {it.misfit.problem}")
         if not it.options.has_probe:
-            return await self._unsettle(it, "the tool has no reconcile probe")
-        outcome = await self._ask_probe(it)
+            return await self._unsettle(it, f"{end}; the tool has no reconcile probe")
+        outcome = await self._ask_probe(it, end)
         if outcome.kind != "happened" and it.options.quiet_s > 0:
             if not await self._quiet(it):
-                return await self._unsettle(it, "a request of it may still be under way")
-            outcome = await self._ask_probe(it)
+                return await self._unsettle(it, f"{end}; a request of it may still be under way")
+            outcome = await self._ask_probe(it, end)
         if outcome.kind == "happened":
-            return await self._answer(it, outcome.content)
+            return await self._answer(it, outcome.content, "probe")
         if outcome.kind != "did_not_happen":
-            return await self._unsettle(it, outcome.content)
+            return await self._unsettle(it, f"{end}; {outcome.content}")
         if it.stopping.is_set():
             text = plain_error("Cancelled", "stopped before it took effect: the probe says that it did not and cannot")
             await self._record(it, Outcome(kind="stopped", content=text, is_error=True))
             return False
-        if deaths >= it.options.attempts_max:
-            text = plain_error("ProcessDied", f"the tool's process died {deaths} times; its effect did not happen")
-            await self._record(it, Outcome(kind="exited", content=text, is_error=True))
+        if last:
+            await self._record(it, last)
             return False
         reopened = await self._retry(it, "the probe says that the attempt had no effect")
         remove_lock(call.lock)
@@ -291,21 +285,46 @@ class Pursuit:
         found = (await self._log.read(call.run_id, call.evidence_seq - 1, 1))[0].event
         return found.content if isinstance(found, ToolEvidence) else None
 
-    async def _ask_probe(self, it: Pursued) -> Outcome:
+    async def _ask_probe(self, it: Pursued, end: str) -> Outcome:
+        """The probe's word, recorded; that of its last try where its process dies."""
+        answer = Outcome(kind="unknown", content="there was no time for a probe")
         it.asking = True
-        tries, why = 0, "there was no time for it"
         try:
-            while tries < it.options.attempts_max and not it.hurried:
+            for _ in range(it.options.attempts_max):
+                if it.hurried:
+                    break
                 try:
-                    return await self._tasks.run(self._work(it, probe=True), it.options)
+                    answer, again = await self._tasks.run(self._work(it, probe=True), it.options), False
                 except TaskDied as death:
-                    tries, why = tries + 1, death.why
+                    told = death.outcome(it.options.timeout_s)
+                    why = "did not end in time" if death.timed_out else f"died: {death.why}"
+                    answer = told.model_copy(update={"kind": "unknown", "content": f"the probe's process {why}"})
+                    again = not death.timed_out
+                await self._tell(it, answer, end)
+                if not again:
+                    break
         finally:
             it.asking = False
-        return Outcome(kind="unknown", content=f"the probe's process died {tries} times: {why}")
+        return answer
 
-    async def _answer(self, it: Pursued, content: str) -> bool:
-        event = ToolResult(tool_call_id=it.row.tool_call_id, attempt=it.row.attempt, content=content, source="probe")
+    async def _tell(self, it: Pursued, answer: Outcome, end: str) -> None:
+        """Record what a probe said."""
+        if it.mute or answer.kind not in ("happened", "did_not_happen", "unknown"):
+            return
+        event = ToolCallProbed(
+            tool_call_id=it.row.tool_call_id,
+            attempt=it.row.attempt,
+            end=end[:500],
+            answer=answer.kind,
+            why="" if answer.kind == "happened" else answer.content,
+            node=answer.node,
+            pid=answer.pid,
+            took_s=answer.took_s,
+        )
+        await self._submit(Probed(it.row.run_id, event))
+
+    async def _answer(self, it: Pursued, content: str, source: Literal["probe", "tool"]) -> bool:
+        event = ToolResult(tool_call_id=it.row.tool_call_id, attempt=it.row.attempt, content=content, source=source)
         # of a run that is cancelled it opens nothing any more, and is a fact like any other
         await self._submit((Result if it.stopping.is_set() else Answer)(it.row.run_id, event))
         remove_lock(it.row.lock)
@@ -348,45 +367,3 @@ _SOURCES: Final[dict[str, Literal["tool", "timeout", "cancel"]]] = {
     "spared": "cancel",
 }
 """Where a result comes from, by the kind of its outcome; any other is a crash."""
-
-
-def _died(attempt: int, why: str) -> Outcome:
-    """The outcome of a call whose attempts have died too often."""
-    text = plain_error("ProcessDied", f"the tool's process died, {attempt} attempts were made: {why}")
-    return Outcome(kind="exited", content=text, is_error=True)
-
-
-def _stopped(it: Pursued, outcome: Outcome | None, why: str) -> Outcome:
-    """The outcome of an attempt that may be repeated, was stopped, and is over."""
-    how = "it was interrupted" if outcome else why
-    text = f"stopped before it finished: {how}"
-    if it.row.effect == "idempotent_write":
-        text += f"; it may have taken effect, with the idempotency key {it.request.idempotency_key}"
-    changes = {"kind": "stopped", "content": plain_error("Cancelled", text), "is_error": True}
-    return (outcome or Outcome(kind="stopped")).model_copy(update=changes)
-
-
-def judge(
-    effect: str, outcome: Outcome | None, began: bool, deaths: int, unbegun: int, attempts_max: int, stops: bool = False
-) -> Literal["record", "stopped", "retry", "settle", "drop"]:
-    """What follows an attempt; `outcome` None means that its process died, `stops` that it was to be. Pure: the table
-    above.
-
-    drop: it was refused leave to begin, or is to be stopped and did not begin: what stands in the log is somebody
-    else's business.
-    """
-    if outcome and outcome.kind == "refused":
-        return "drop"
-    if outcome and outcome.kind in ("result", "spared"):
-        return "record"
-    if not began:
-        if stops:
-            return "drop"
-        return "record" if unbegun >= UNBEGUN_MAX else "retry"
-    if effect == "non_idempotent":
-        return "settle"
-    if outcome and outcome.kind == "timeout":
-        return "record"
-    if stops or (outcome and outcome.kind == "stopped"):
-        return "stopped"
-    return "record" if deaths >= attempts_max else "retry"

@@ -89,6 +89,8 @@ def attempt(work: bytes, namespace: str) -> bytes:
     what = Work.model_validate_json(work)
     bind_process(what.agent)
     adopt_orphans()
+    if what.probe:
+        journal_handle(namespace).probing.remote(what.run_id, what.tool_call_id, node, os.getpid())
 
     def begin(mark: ToolCallStarted | None) -> str | None:
         about = (what.run_id, what.tool_call_id, what.attempt, node, os.getpid(), mark)
@@ -146,6 +148,15 @@ class _Flying:
     dead: bool = False
     """Its process was seen to be gone; its result may still be on the way."""
 
+    def describe(self, death: TaskDied) -> None:
+        """Say of its end where it had begun, and whether its time was over."""
+        if self.pid:
+            death.node, death.pid = self.node, self.pid
+            left_s = self.over_at - time.monotonic()
+            death.ran_s = self.hold_s - left_s
+            # its own deadline comes CLOCK_MARGIN_S before `over_at`, or a little sooner
+            death.timed_out = death.charged and left_s < CLOCK_MARGIN_S + GRACE_S / 2
+
     def give_up(self, why: str, charged: bool = False) -> None:
         if not self.lost.done():
             self.lost.set_result(TaskDied(why, charged))
@@ -167,7 +178,8 @@ class RayTasks:
         flying = self._flying[key] = _Flying(ref, work, hold_s=options.timeout_s + GRACE_S + CLOCK_MARGIN_S)
         try:
             return await self._outcome(flying)
-        except TaskDied:
+        except TaskDied as death:
+            flying.describe(death)
             await asyncio.to_thread(end_all, partial(alive, flying.below))
             if flying.node or work.probe:
                 await self.end_children(_mark(work), [flying.node])
@@ -229,7 +241,7 @@ class RayTasks:
 
     async def stop(self, run_id: str, tool_call_id: str) -> None:
         flying = self._flying.get((run_id, tool_call_id))
-        if flying is None or not flying.pid:
+        if flying is None or not flying.pid or flying.work.probe:
             return
         how, flying.told = tell_again if flying.told else tell, True
         await self._on_node(flying.node, how, *_who(flying.work), flying.pid)
@@ -299,7 +311,7 @@ class RayTasks:
                 if flying.node not in alive:
                     flying.give_up("its node was lost")
                 elif time.monotonic() > flying.over_at:
-                    flying.give_up("its hard deadline has passed")
+                    flying.give_up("its hard deadline has passed", charged=True)
                 elif flying.pid and self._is_here(flying.node) and not process_started(flying.pid):
                     if flying.dead:
                         flying.give_up("the process exited, crashed or was killed", charged=True)

@@ -24,6 +24,7 @@ from ..store.events import (
     RunRequeued,
     RunTimedOut,
     Stored,
+    ToolCallProbed,
     ToolCallRequested,
     ToolCallRetried,
     ToolCallSettled,
@@ -77,6 +78,9 @@ def describe(event: Event) -> str:
             return f"{event.tool_call_id} attempt {event.attempt} on {event.node[:8]}, process {event.pid}"
         case ToolCallRetried():
             return f"{event.tool_call_id} attempt {event.attempt}: {event.reason}"
+        case ToolCallProbed():
+            answer = event.answer.replace("_", " ")
+            return f"{event.tool_call_id} attempt {event.attempt}: {answer}" + (f", {event.why}" if event.why else "")
         case ToolCallUnsettled():
             return f"{event.tool_call_id} attempt {event.attempt}: {event.why}"
         case ApprovalRequested() | ApprovalDecided() | ApprovalExpired() | ToolCallSettled():

@@ -12,6 +12,7 @@ from ..store.events import (
     CodeChanged,
     Event,
     Stored,
+    ToolCallProbed,
     ToolCallRequested,
     ToolCallRetried,
     ToolCallSettled,
@@ -24,8 +25,8 @@ from ..store.rows import CallRow
 from .text import clock, duration, line
 
 Receipt = dict[str, Any]
-_REPORTED = ("tool", "crash", "timeout")
-"""Sources of results that are the end of their attempt."""
+_REPORTED = ("tool", "crash", "timeout", "cancel")
+"""Sources of results that are the end of their attempt, if it had begun."""
 _NEVER_BEGAN = ("validation", "policy")
 
 
@@ -33,7 +34,8 @@ def receipts_json(stored: Sequence[Stored], calls: Sequence[CallRow]) -> list[Re
     """The receipt of every call, in order of request.
 
     An attempt's `epoch` is that of its start mark, or else of the event that opened it; its owner is the claim of that
-    epoch. Times are seconds on the store's clock.
+    epoch. Times are seconds on the store's clock; `ended_at` is when its end was known, `end` how it ended if it did
+    not return. Of one that writes no start mark it is known by its end that it had begun, and where.
     """
     receipts: dict[str, Receipt] = {
         call.tool_call_id: {
@@ -81,13 +83,24 @@ def _note_attempt(receipt: Receipt, stored: Stored) -> None:
             receipt["requested_at"] = stored.at
             attempts.append(_attempt(1, stored, ""))
         case ToolCallRetried():
+            if event.pid:
+                _note_end(attempts[-1], stored.at, event.node, event.pid, event.ran_s)
+                attempts[-1]["end"] = event.reason
             attempts.append(_attempt(event.attempt, stored, event.reason))
         case ToolCallStarted():
             where = {"started_at": stored.at, "epoch": stored.epoch, "node": event.node, "pid": event.pid}
             _of(attempts, event.attempt).update(where)
+        case ToolCallProbed():
+            probed: Receipt = {"at": stored.at, "answer": event.answer, "why": event.why}
+            probed |= {"node": event.node, "pid": event.pid, "took_s": event.took_s}
+            attempt = _of(attempts, event.attempt)
+            attempt["probes"].append(probed)
+            attempt |= {"ended_at": attempt["ended_at"] or stored.at, "end": event.end}
         case ToolCallUnsettled():
             asked = {"question": event.event_id, "asked_at": stored.at, "why": event.why, "settled": None}
-            _of(attempts, event.attempt)["unsettled"].append(asked)
+            attempt = _of(attempts, event.attempt)
+            attempt["unsettled"].append(asked)
+            attempt["ended_at"] = attempt["ended_at"] or stored.at
         case ToolCallSettled():
             settled = {"at": stored.at, "outcome": event.outcome, "by": event.by, "reason": event.reason}
             _of(attempts, event.attempt)["unsettled"][-1]["settled"] = settled
@@ -104,11 +117,16 @@ def _note_result(receipt: Receipt, event: ToolResult, at: float, epoch: int) -> 
     if event.source in _NEVER_BEGAN:
         if all(attempt["epoch"] == epoch for attempt in receipt["attempts"]):  # a later owner knows less
             receipt["attempts"] = []
-    elif event.source in _REPORTED:
-        attempt = _of(receipt["attempts"], event.attempt)
-        attempt |= {"ended_at": at, "took_s": event.took_s}
-        if event.pid:
-            attempt |= {"node": event.node, "pid": event.pid}
+    elif event.source in _REPORTED and (event.pid or event.source != "cancel"):
+        _note_end(_of(receipt["attempts"], event.attempt), at, event.node, event.pid, event.took_s)
+
+
+def _note_end(attempt: Receipt, at: float, node: str, pid: int, took_s: float | None) -> None:
+    attempt |= {"ended_at": at, "took_s": took_s}
+    if pid:
+        attempt |= {"node": node, "pid": pid}
+    if took_s is not None and attempt["started_at"] is None:
+        attempt["started_at"] = at - took_s
 
 
 def _attempt(number: int, opened: Stored, why: str) -> Receipt:
@@ -122,6 +140,8 @@ def _attempt(number: int, opened: Stored, why: str) -> Receipt:
         "pid": 0,
         "ended_at": None,
         "took_s": None,
+        "end": "",
+        "probes": [],
         "unsettled": [],
         "evidence": [],
     }
@@ -137,6 +157,8 @@ def standing(call: CallRow) -> str:
         return "closed"
     if call.unsettled:
         return f"attempt {call.attempt}: it is unknown whether it took effect, a person is asked"
+    if call.withdrawn:
+        return f"{call.decision_text}, is to run again"
     if call.started and not call.pid:
         return f"attempt {call.attempt}, it may have run before its tool was declared {call.effect}"
     if call.started:
@@ -178,9 +200,14 @@ def _entry(event: Event, epoch: int) -> tuple[str, str] | None:
         case ToolCallRequested():
             return "intended", f"epoch {epoch}, key {line(event.idempotency_key[:12])}: {line(event.arguments, None)}"
         case ToolCallRetried():
-            return f"attempt {event.attempt}", f"epoch {epoch}: {line(event.reason)}"
+            before = "" if not event.pid else f" ({_ran(event.ran_s)} {_place(event.node, event.pid)})"
+            return f"attempt {event.attempt}", f"epoch {epoch}: {line(event.reason)}{before}"
         case ToolCallStarted():
             return "started", f"attempt {event.attempt}, epoch {epoch}, {_place(event.node, event.pid)}"
+        case ToolCallProbed():
+            answer = event.answer.replace("_", " ")
+            told = f"attempt {event.attempt}, which had ended ({line(event.end)}): {answer}{_reason(event.why)}"
+            return "probed", told + (f", {_place(event.node, event.pid)}" if event.pid else "")
         case ToolEvidence():
             told = f"attempt {event.attempt}, {line(event.why)}{_error(event.is_error)}: {line(event.content)}"
             return "late", told
@@ -213,6 +240,10 @@ def _entry_of_people(event: Event) -> tuple[str, str] | None:
 
 def _place(node: str, pid: int) -> str:
     return f"process {pid} on node {line(node[:12])}"
+
+
+def _ran(ran_s: float | None) -> str:
+    return "in" if ran_s is None else f"after {duration(ran_s)} in"
 
 
 def _reason(text: str) -> str:

@@ -17,7 +17,6 @@ from .events import (
     ResultSource,
     RunCancelled,
     RunTimedOut,
-    ToolCallRetried,
     ToolCallSettled,
     ToolResult,
     canonical,
@@ -63,8 +62,7 @@ def settle(row: RunRow, call: CallRow, command: Settle) -> tuple[Event, ...]:
             text = f"abandoned by {event.by}: it is unknown whether attempt {call.attempt} took effect"
             return event, _error(call, _with_reason(text, event.reason), "person")
         case "not_happened":
-            reason = _with_reason(f"{event.by} says that it did not happen", event.reason)
-            return event, ToolCallRetried(tool_call_id=call.tool_call_id, attempt=call.attempt + 1, reason=reason)
+            return (event,)
 
 
 def expire(row: RunRow, calls: Sequence[CallRow], now: float) -> list[Event]:

@@ -173,12 +173,31 @@ class ToolCallStarted(_Event):
 
 
 class ToolCallRetried(_Event):
-    """The call is dispatched again; `attempt` is the new attempt's number."""
+    """The call is dispatched again; `attempt` is the new attempt's number. Of the attempt before, as far as it was
+    heard of: `node` and `pid` are its process, `ran_s` is how long before its end it had begun."""
 
     type: Literal["tool_call_retried"] = "tool_call_retried"
     tool_call_id: str
     attempt: int
     reason: str
+    node: str = ""
+    pid: int = 0
+    ran_s: float | None = None
+
+
+class ToolCallProbed(_Event):
+    """The tool's probe was asked what an attempt did, which had ended as `end` says. It changes no state. `why` goes
+    with its answer, or says why there is none; `node`, `pid` and `took_s` are of the probe."""
+
+    type: Literal["tool_call_probed"] = "tool_call_probed"
+    tool_call_id: str
+    attempt: int
+    end: str
+    answer: Literal["happened", "did_not_happen", "unknown"]
+    why: str = ""
+    node: str = ""
+    pid: int = 0
+    took_s: float | None = None
 
 
 class ToolCallUnsettled(_Event):
@@ -232,7 +251,7 @@ class ApprovalExpired(_Event):
 
 class ToolCallSettled(_Event):
     """A person says what became of an attempt. `happened` and `abandon` are followed by the call's result in the same
-    append, `not_happened` leaves it to be dispatched as a new attempt."""
+    append; `not_happened` withdraws its start mark, and leaves the call to be dispatched as a new attempt."""
 
     type: Literal["tool_call_settled"] = "tool_call_settled"
     tool_call_id: str
@@ -324,6 +343,7 @@ Event = (
     | ToolCallRequested
     | ToolCallStarted
     | ToolCallRetried
+    | ToolCallProbed
     | ToolCallUnsettled
     | ToolCallSettled
     | ApprovalRequested

@@ -1,11 +1,11 @@
 """What an event log is: commands, verdicts and the protocol that every log implements.
 
 A command is a request to append under a guard. There are three kinds (who may append, and what is compared):
-the owner's (`Append`, `Retry`: epoch and position), facts (`Mark`, `Leave`, `Result`, `Unsettle`: the call's own
-row) and decisions (`Create`, `Claim`, `Answer`, `Decide`, `Settle`, `Expire`, `Cancel`, `Requeue`, `Abandon`: what
-they decide on). All guards are compared inside the transaction that appends. Every command may be sent again when its
-answer was lost; facts and decisions then answer "already there", permissions (`Mark`, `Leave`, `Claim`) are checked
-anew.
+the owner's (`Append`, `Retry`: epoch and position), facts (`Mark`, `Leave`, `Result`, `Probed`, `Unsettle`: the
+call's own row) and decisions (`Create`, `Claim`, `Answer`, `Decide`, `Settle`, `Expire`, `Cancel`, `Requeue`,
+`Abandon`: what they decide on). All guards are compared inside the transaction that appends. Every command may be
+sent again when its answer was lost; facts and decisions then answer "already there", permissions (`Mark`, `Leave`,
+`Claim`) are checked anew.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from .events import (
     RunFailed,
     RunRequeued,
     Stored,
+    ToolCallProbed,
     ToolCallRetried,
     ToolCallSettled,
     ToolCallStarted,
@@ -106,6 +107,14 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
+class Probed:
+    """What a probe said, or that it could not. Always accepted: it decides nothing."""
+
+    run_id: str
+    event: ToolCallProbed
+
+
+@dataclass(frozen=True, slots=True)
 class Unsettle:
     run_id: str
     event: ToolCallUnsettled
@@ -176,6 +185,7 @@ Command = (
     | Leave
     | Retry
     | Result
+    | Probed
     | Unsettle
     | Answer
     | Decide

@@ -33,6 +33,7 @@ from .events import (
     RunTimedOut,
     Settlement,
     Stored,
+    ToolCallProbed,
     ToolCallRequested,
     ToolCallRetried,
     ToolCallSettled,
@@ -94,6 +95,23 @@ def closing_results(calls: Iterable[OpenCall]) -> tuple[ToolResult, ...]:
             source="cancel",
         )
         for call in calls
+    )
+
+
+def first_row(run_id: str, event: RunCreated, now: float) -> RunRow:
+    """The row of a run before its first event."""
+    return RunRow(
+        run_id=run_id,
+        status=Status.QUEUED,
+        seq=0,
+        epoch=0,
+        agent=event.agent.ref,
+        digest=event.agent.digest,
+        batch=event.batch,
+        sample=event.sample,
+        priority=event.priority,
+        created_at=now,
+        updated_at=now,
     )
 
 
@@ -219,10 +237,11 @@ def fold_call(calls: Mapping[str, CallRow], run_id: str, event: Event, seq: int,
         case TurnStarted() | AssistantDelta() | AssistantMessage() | NoticeInjected():
             return None  # as the rest, but at once: they are frequent
         case ToolCallRetried():
-            return replace(calls[event.tool_call_id], attempt=event.attempt, unsettled=False)
+            return replace(calls[event.tool_call_id], attempt=event.attempt, unsettled=False, nonce="")
+        case ToolCallProbed():
+            return _with_evidence(calls[event.tool_call_id], event)
         case ToolEvidence():
-            call = calls[event.tool_call_id]
-            call = replace(call, evidence_ids=f"{call.evidence_ids} {event.event_id}".strip())
+            call = _with_evidence(calls[event.tool_call_id], event)
             return call if event.is_error else replace(call, evidence_seq=seq)
         case ToolCallUnsettled():
             call = calls[event.tool_call_id]
@@ -235,8 +254,13 @@ def fold_call(calls: Mapping[str, CallRow], run_id: str, event: Event, seq: int,
         case ApprovalExpired():
             return replace(calls[event.tool_call_id], gate="expired", due_at=None)
         case ToolCallSettled():
-            return replace(_decided(calls[event.tool_call_id], event, now), unsettled=False)
+            call = replace(_decided(calls[event.tool_call_id], event, now), unsettled=False)
+            return replace(call, started_attempt=0) if event.outcome == "not_happened" else call
     return None
+
+
+def _with_evidence(call: CallRow, event: ToolEvidence | ToolCallProbed) -> CallRow:
+    return replace(call, evidence_ids=f"{call.evidence_ids} {event.event_id}".strip())
 
 
 def _open_call(calls: Mapping[str, CallRow], event: ToolResult | ApprovalRequested) -> CallRow:

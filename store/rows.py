@@ -66,7 +66,7 @@ class CallRow:
     started_attempt: int = 0
     """The newest attempt that holds a start mark, 0 for none."""
     nonce: str = ""
-    """The task that owns the mark."""
+    """The task that owns the mark, or did until a person withdrew it; empty from the next attempt on."""
     started_at: float = 0.0
     hold_s: float = 0.0
     node: str = ""
@@ -91,7 +91,7 @@ class CallRow:
     result_seq: int | None = None
     result_id: str = ""
     evidence_ids: str = ""
-    """Event ids of the evidence, with spaces between."""
+    """Event ids of the evidence and of what probes said, with spaces between."""
     evidence_seq: int | None = None
     """seq of the newest evidence that reports a success."""
 
@@ -99,6 +99,11 @@ class CallRow:
     def started(self) -> bool:
         """Whether the current attempt may have acted."""
         return 0 < self.attempt == self.started_attempt
+
+    @property
+    def withdrawn(self) -> bool:
+        """Whether the current attempt had begun, and a person has said that it did not happen."""
+        return bool(self.nonce) and not self.started_attempt
 
     @property
     def waits(self) -> bool:

@@ -44,6 +44,7 @@ from .log import (
     Expire,
     Leave,
     Mark,
+    Probed,
     Reason,
     Refused,
     Requeue,
@@ -53,7 +54,7 @@ from .log import (
     Unsettle,
     Verdict,
 )
-from .projections import Fold
+from .projections import Fold, first_row
 from .rows import CallRow, RunRow
 from .states import TERMINAL, Status
 
@@ -125,6 +126,10 @@ class Book:
                 return self._retry(command)
             case Result():
                 return self._result(command)
+            case Probed():
+                row, call = self._call(command.run_id, command.event.tool_call_id)
+                known = command.event.event_id in call.evidence_ids.split()
+                return self._write_if_new(row, () if known else (command.event,))
             case Unsettle():
                 return self._unsettle(command)
             case Answer():
@@ -154,20 +159,7 @@ class Book:
         event = command.event
         if row := self.runs.get(command.run_id):
             raise Refused("exists", f"run {row.run_id} exists already")
-        row = RunRow(
-            run_id=command.run_id,
-            status=Status.QUEUED,
-            seq=0,
-            epoch=0,
-            agent=event.agent.ref,
-            digest=event.agent.digest,
-            batch=event.batch,
-            sample=event.sample,
-            priority=event.priority,
-            created_at=self.now,
-            updated_at=self.now,
-        )
-        return self._write(row, [event])
+        return self._write(first_row(command.run_id, event, self.now), [event])
 
     def _claim(self, command: Claim) -> Accepted:
         row = self._row(command.run_id)
@@ -267,6 +259,8 @@ class Book:
     def _mark(self, command: Mark) -> Accepted:
         event = command.event
         row, call = self._beginnable(command.run_id, event.tool_call_id, event.attempt)
+        if call.withdrawn and call.nonce == event.nonce:
+            raise Refused("superseded", f"call {call.tool_call_id} of run {row.run_id}: this attempt was settled")
         if call.started_attempt < event.attempt:
             return self._write(row, [event])
         if call.nonce != event.nonce:

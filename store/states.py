@@ -48,7 +48,7 @@ TERMINAL: Final = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED, 
 LIVE: Final = frozenset({Status.QUEUED, Status.RUNNING, Status.AWAITING_TOOL})
 """States that need an actor, now or as soon as a slot is free."""
 
-_ANY_TIME: Final = frozenset({"tool_evidence"})
+_ANY_TIME: Final = frozenset({"tool_evidence", "tool_call_probed"})
 _OF_CALLS: Final = frozenset(
     {
         "tool_call_requested",

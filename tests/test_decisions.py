@@ -321,7 +321,7 @@ async def test_a_person_settles_what_became_of_an_attempt(
     assert (event.outcome, event.by, event.reason, event.attempt) == (outcome, "ann", "I looked", 1)
     (call,) = await log.calls(RUN)
     if content is None:
-        assert (call.result_seq, call.attempt, call.unsettled) == (None, 2, False)
+        assert (call.result_seq, call.attempt, call.unsettled) == (None, 1, False)
     else:
         result = await last(log, ToolResult)
         assert result.source == "person" and content in result.content

@@ -227,6 +227,7 @@ async def test_a_call_that_may_have_run_counts_as_marked_when_its_class_is_raise
     assert (await refuse(log, retry(2))).reason == "superseded", "decided before it was known that it may have run"
     await accept(log, Unsettle(RUN, unsettled()))
     await accept(log, settles("not_happened"))
+    await accept(log, retry(2))
     await accept(log, mark(attempt=2))
 
 

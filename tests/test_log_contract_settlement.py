@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from perdure.store.events import Settlement, ToolCallRetried, ToolResult
+from perdure.store.events import Settlement, ToolResult
 from perdure.store.log import (
     Abandon,
     Accepted,
@@ -65,8 +65,9 @@ async def test_a_call_is_in_doubt_once_for_its_current_attempt(log: EventLog) ->
     assert (await accept(log, Unsettle(RUN, unsettled()))).already
     assert (await refuse(log, Unsettle(RUN, unsettled(attempt=2)))).reason == "superseded"
     again = await accept(log, settles("not_happened"))
-    assert [(call.attempt, call.unsettled, call.waits) for call in again.calls] == [(2, False, False)]
-    assert (await refuse(log, Unsettle(RUN, unsettled()))).reason == "superseded"
+    assert [(call.attempt, call.unsettled, call.waits) for call in again.calls] == [(1, False, False)]
+    assert (await refuse(log, Unsettle(RUN, unsettled()))).reason == "superseded", "a question is opened once"
+    await accept(log, retry(2))
     await accept(log, Result(RUN, result(attempt=2)))
     assert (await refuse(log, Unsettle(RUN, unsettled(attempt=2)))).reason == "closed"
 
@@ -107,13 +108,15 @@ async def test_a_call_that_is_given_up_gets_an_error_that_says_that_nobody_knows
     assert (json.loads(closing.content), closing.is_error, closing.source) == (said, True, "person")
 
 
-async def test_a_call_that_did_not_happen_is_opened_again_as_a_new_attempt(log: EventLog) -> None:
+async def test_a_call_that_did_not_happen_is_in_doubt_no_more_and_waits_for_its_next_attempt(log: EventLog) -> None:
     await doubtful(log)
     done = await accept(log, settles("not_happened", reason="looked"))
-    assert (kinds(done), done.row.status) == (["tool_call_settled", "tool_call_retried"], Status.AWAITING_TOOL)
-    retried = done.events[1].event
-    assert isinstance(retried, ToolCallRetried)
-    assert (retried.attempt, retried.reason) == (2, "ann says that it did not happen: looked")
+    assert (kinds(done), done.row.status) == (["tool_call_settled"], Status.AWAITING_TOOL)
+    (call,) = done.calls
+    assert (call.attempt, call.started, call.withdrawn) == (1, False, True)
+    assert (await refuse(log, mark(attempt=1))).reason == "superseded", "its task must not begin by the old mark"
+    await accept(log, retry(2))
+    assert not (await call_of(log)).withdrawn
     assert (await refuse(log, mark(attempt=1))).reason == "superseded"
     await accept(log, mark(attempt=2, nonce="task-2"))
     assert (await accept(log, Result(RUN, result(attempt=2)))).row.status is Status.RUNNING
@@ -155,6 +158,7 @@ async def test_a_settlement_that_is_sent_again_is_there_already_whatever_has_hap
     first = await accept(log, settlement)
     again = await accept(log, settlement)
     assert (again.already, again.events, again.row) == (True, (), first.row)
+    await accept(log, retry(2))
     await accept(log, mark(attempt=2))
     await accept(log, Unsettle(RUN, unsettled(attempt=2)))
     assert (await accept(log, settlement)).already
@@ -168,6 +172,7 @@ async def test_a_settlement_that_is_sent_again_is_there_already_whatever_has_hap
 async def test_an_answer_about_an_older_attempt_is_refused(log: EventLog) -> None:
     await doubtful(log)
     await accept(log, settles("not_happened"))
+    await accept(log, retry(2))
     await accept(log, mark(attempt=2))
     assert (await refuse(log, settles("abandon", attempt=2))).reason == "decided", "the question was about attempt 1"
     await accept(log, Unsettle(RUN, unsettled(attempt=2)))
@@ -219,6 +224,7 @@ async def test_a_late_result_settles_the_call_and_moves_the_run(log: EventLog) -
 async def test_a_late_success_counts_until_the_new_attempt_has_begun(log: EventLog) -> None:
     await doubtful(log)
     await accept(log, settles("not_happened"))
+    await accept(log, retry(2))
     assert kinds(await accept(log, Result(RUN, result()))) == ["tool_result"]
     assert (await refuse(log, mark(attempt=2))).reason == "closed"
 

@@ -64,12 +64,19 @@ ABOUT_CALLS = {
 }
 """Events after which the calls say where the run stands, each with what it leaves open and waiting at least."""
 Moves = dict[str, Status | None]
+
+
+def aside(status: Status) -> Moves:
+    """What is noted in any state, and changes none."""
+    return {"tool_evidence": status, "tool_call_probed": status}
+
+
 CALLS: Moves = dict.fromkeys(ABOUT_CALLS)
 LEGAL: dict[Status, Moves] = {
     Status.QUEUED: {
         "run_claimed": None,
         "tool_result": Status.QUEUED,
-        "tool_evidence": Status.QUEUED,
+        **aside(Status.QUEUED),
         "cancel_requested": Status.QUEUED,
         "run_cancelled": Status.CANCELLED,
     },
@@ -82,7 +89,7 @@ LEGAL: dict[Status, Moves] = {
         "assistant_delta": Status.RUNNING,
         "assistant_interrupted": Status.RUNNING,
         "assistant_message": Status.RUNNING,
-        "tool_evidence": Status.RUNNING,
+        **aside(Status.RUNNING),
         "cancel_requested": Status.RUNNING,
         "run_completed": Status.COMPLETED,
         "run_failed": Status.FAILED,
@@ -93,7 +100,7 @@ LEGAL: dict[Status, Moves] = {
         "run_claimed": None,
         "code_changed": Status.AWAITING_TOOL,
         "tool_call_started": Status.AWAITING_TOOL,
-        "tool_evidence": Status.AWAITING_TOOL,
+        **aside(Status.AWAITING_TOOL),
         "cancel_requested": Status.AWAITING_TOOL,
         "run_failed": Status.FAILED,
         "run_cancelled": Status.CANCELLED,
@@ -101,15 +108,15 @@ LEGAL: dict[Status, Moves] = {
     Status.AWAITING_APPROVAL: {
         **CALLS,
         "run_claimed": None,
-        "tool_evidence": Status.AWAITING_APPROVAL,
+        **aside(Status.AWAITING_APPROVAL),
         "cancel_requested": Status.AWAITING_APPROVAL,
         "run_cancelled": Status.CANCELLED,
         "run_timed_out": Status.TIMED_OUT,
     },
-    Status.COMPLETED: {"tool_evidence": Status.COMPLETED},
-    Status.FAILED: {"tool_evidence": Status.FAILED, "run_requeued": Status.QUEUED},
-    Status.CANCELLED: {"tool_evidence": Status.CANCELLED, "run_requeued": Status.QUEUED},
-    Status.TIMED_OUT: {"tool_evidence": Status.TIMED_OUT, "run_requeued": Status.QUEUED},
+    Status.COMPLETED: {**aside(Status.COMPLETED)},
+    Status.FAILED: {**aside(Status.FAILED), "run_requeued": Status.QUEUED},
+    Status.CANCELLED: {**aside(Status.CANCELLED), "run_requeued": Status.QUEUED},
+    Status.TIMED_OUT: {**aside(Status.TIMED_OUT), "run_requeued": Status.QUEUED},
 }
 """Where each event leads in each state, None: where the calls say; what is missing here is illegal."""
 every_pair = pytest.mark.parametrize(("status", "kind"), list(product(Status, ONE_OF_EACH)))

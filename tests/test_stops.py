@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from perdure.actors.attempt import Outcome
+from perdure.actors.judgement import judge
 from perdure.actors.machine import fold
-from perdure.actors.pursuit import judge
 from perdure.actors.requests import Execute, Executed
 from perdure.store.events import CancelRequested, Effect, RunFailed, ToolResult
 from perdure.store.log import Abandon, Cancel
@@ -19,6 +19,7 @@ from perdure.store.log import Abandon, Cancel
 from .fakes import AGENT, LEASE, RUN, accepted, held, settle_down, until
 from .hands import CALL, Case, Hand
 
+DIED = Outcome(kind="died", content="it was killed", is_error=True)
 STOPPED = Outcome(kind="stopped", content='"it was interrupted"', is_error=True)
 
 
@@ -201,7 +202,7 @@ async def test_of_a_run_that_others_have_ended_what_runs_is_stopped_and_only_a_r
 
 def test_a_stopped_attempt_is_never_followed_by_another() -> None:
     for effect in ("read_only", "idempotent_write", "non_idempotent"):
-        for outcome in (None, STOPPED, Outcome(kind="exited"), Outcome(kind="timeout"), Outcome(kind="spared")):
+        for outcome in (DIED, STOPPED, Outcome(kind="exited"), Outcome(kind="timeout"), Outcome(kind="spared")):
             for began in (True, False):
                 assert judge(effect, outcome, began, 1, 0, 3, stops=True) != "retry"
     assert judge("read_only", Outcome(kind="spared"), True, 0, 0, 3, True) == "record"

@@ -10,8 +10,9 @@ import pytest
 
 from perdure.actors.attempt import Outcome
 from perdure.actors.journal import Journal
+from perdure.actors.judgement import judge
 from perdure.actors.machine import fold
-from perdure.actors.pursuit import CLOCK_MARGIN_S, judge
+from perdure.actors.pursuit import CLOCK_MARGIN_S
 from perdure.actors.requests import Execute
 from perdure.store.errors import StoreUnavailable
 from perdure.store.events import (
@@ -35,6 +36,8 @@ from .fakes import (
     settle_down,
 )
 from .hands import CALL, Case, HandTasks
+
+DIED = Outcome(kind="died", content="it was killed", is_error=True)
 
 
 async def test_nobody_is_asked_and_nothing_is_repeated_while_a_marked_attempt_may_act(tmp_path: Path) -> None:
@@ -261,15 +264,15 @@ async def test_a_cancel_by_another_hand_releases_the_owner_and_the_end_kills_the
 
 @pytest.mark.parametrize("effect", ["read_only", "idempotent_write", "non_idempotent"])
 def test_what_never_began_is_dispatched_again_whatever_its_class(effect: str) -> None:
-    assert judge(effect, None, began=False, deaths=9, unbegun=1, attempts_max=3) == "retry"
-    assert judge(effect, None, began=False, deaths=0, unbegun=20, attempts_max=3) == "record"
+    assert judge(effect, DIED, began=False, deaths=9, unbegun=1, attempts_max=3) == "retry"
+    assert judge(effect, DIED, began=False, deaths=0, unbegun=20, attempts_max=3) == "record"
 
 
 def test_only_a_non_idempotent_attempt_that_began_is_settled() -> None:
-    for outcome in (None, Outcome(kind="exited"), Outcome(kind="timeout")):
+    for outcome in (DIED, Outcome(kind="exited"), Outcome(kind="timeout")):
         assert judge("non_idempotent", outcome, True, 1, 0, 3) == "settle"
         assert judge("read_only", outcome, True, 1, 0, 3) != "settle"
-    assert judge("read_only", None, True, 2, 0, 3) == "retry"
-    assert judge("read_only", None, True, 3, 0, 3) == "record"
+    assert judge("read_only", DIED, True, 2, 0, 3) == "retry"
+    assert judge("read_only", DIED, True, 3, 0, 3) == "record"
     assert judge("non_idempotent", Outcome(kind="result"), True, 0, 0, 3) == "record"
     assert judge("non_idempotent", Outcome(kind="refused"), False, 0, 0, 3) == "drop"
