@@ -259,8 +259,7 @@ class Book:
     def _mark(self, command: Mark) -> Accepted:
         event = command.event
         row, call = self._beginnable(command.run_id, event.tool_call_id, event.attempt)
-        if call.withdrawn and call.nonce == event.nonce:
-            raise Refused("superseded", f"call {call.tool_call_id} of run {row.run_id}: this attempt was settled")
+        self._not_withdrawn(call)
         if call.started_attempt < event.attempt:
             return self._write(row, [event])
         if call.nonce != event.nonce:
@@ -303,6 +302,7 @@ class Book:
         row, call = self._current(command.run_id, command.event.tool_call_id, command.event.attempt)
         if call.unsettled:
             return Accepted(row, already=True, calls=self._open(row.run_id))
+        self._not_withdrawn(call)
         if call.question == command.event.event_id:
             raise Refused("superseded", f"call {call.tool_call_id} of run {row.run_id}: the question was open once")
         return self._write(row, [command.event])
@@ -361,6 +361,10 @@ class Book:
     def _not_cancelled(self, row: RunRow) -> None:
         if row.cancel:
             raise Refused("cancelled", f"run {row.run_id} is being cancelled")
+
+    def _not_withdrawn(self, call: CallRow) -> None:
+        if call.withdrawn:
+            raise Refused("superseded", f"call {call.tool_call_id} of run {call.run_id} was {call.decision_text}")
 
     def _has_attempt(self, run_id: str, call_id: str) -> bool:
         call = self.calls.get(run_id, {}).get(call_id)

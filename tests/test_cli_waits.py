@@ -62,7 +62,9 @@ def test_show_calls_tells_the_whole_story_of_a_call(tmp_path: Path) -> None:
         await done(log, Unsettle("long1111", why))
         settled = ToolCallSettled(tool_call_id="c1", attempt=1, question="q2", outcome="not_happened", by="bob")
         now[0] += 60
-        await done(log, Settle("long1111", settled), Mark("long1111", started(attempt=2, nonce="task-2")))
+        again = ToolCallRetried(tool_call_id="c1", attempt=2, reason="settled as not happened by bob")
+        await done(log, Settle("long1111", settled), Retry("long1111", 1, 0, again))
+        await done(log, Mark("long1111", started(attempt=2, nonce="task-2")))
         late = ToolResult(tool_call_id="c1", attempt=1, content='"late"', is_error=True)
         now[0] += 2
         report = ToolResult(tool_call_id="c1", attempt=2, content='"paid"', node="node-b", pid=9, took_s=1.5)
@@ -82,7 +84,7 @@ def test_show_calls_tells_the_whole_story_of_a_call(tmp_path: Path) -> None:
     }
     first, second = receipt["attempts"]
     assert (first["attempt"], first["epoch"], first["started_at"], first["node"]) == (1, 1, 1060.0, "node-a")
-    assert first["ended_at"] is None and first["evidence"][0]["content"] == '"late"'
+    assert first["ended_at"] == 1065.0 and first["evidence"][0]["content"] == '"late"'
     assert first["unsettled"][0]["settled"] == {"at": 1125.0, "outcome": "not_happened", "by": "bob", "reason": ""}
     assert (second["ended_at"], second["took_s"], second["node"], second["pid"]) == (1127.0, 1.5, "node-b", 9)
     assert (receipt["result"]["source"], receipt["result"]["attempt"]) == ("tool", 2)

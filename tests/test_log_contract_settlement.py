@@ -115,6 +115,9 @@ async def test_a_call_that_did_not_happen_is_in_doubt_no_more_and_waits_for_its_
     (call,) = done.calls
     assert (call.attempt, call.started, call.withdrawn) == (1, False, True)
     assert (await refuse(log, mark(attempt=1))).reason == "superseded", "its task must not begin by the old mark"
+    assert (await refuse(log, mark(attempt=1, nonce="task-2"))).reason == "superseded", "nor another one"
+    anew = unsettled().model_copy(update={"event_id": "anew"})
+    assert (await refuse(log, Unsettle(RUN, anew))).reason == "superseded", "a person has said what became of it"
     await accept(log, retry(2))
     assert not (await call_of(log)).withdrawn
     assert (await refuse(log, mark(attempt=1))).reason == "superseded"

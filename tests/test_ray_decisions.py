@@ -294,19 +294,21 @@ async def test_a_cancel_and_an_approval_in_one_instant_agree_with_what_happens(b
 
 
 async def test_tools_that_do_not_end_are_stopped_at_their_timeout_and_hold_up_nobody(bench: Bench) -> None:
-    endless = [await bench.start([("glance", f"{how},act")]) for how in ("sleep", "spin", "grind")]
-    dart = await bench.start([("dart", "sleep,act")])
-    for case in (*endless, dart):
+    ways = [("glance", "sleep"), ("glance", "spin"), ("glance", "grind"), ("dart", "sleep"), ("dart", "grind")]
+    endless = [await bench.start([(name, f"{how},act")]) for name, how in ways]
+    for case in endless:
         await case.begun()
     others = [await bench.start([("put", "act")]) for _ in range(5)]
     for case in others:
         assert (await case.outcome()).status == "completed"
-    for case, limit_s in zip((*endless, dart), (TIMEOUT_S, TIMEOUT_S, TIMEOUT_S + GRACE_S, TIMEOUT_S), strict=True):
+    for case, (name, how) in zip(endless, ways, strict=True):
         assert (await case.outcome()).status == "completed"
         (result,) = [stored for stored in await case.events() if isinstance(stored.event, ToolResult)]
-        assert isinstance(result.event, ToolResult) and result.event.is_error
+        assert isinstance(result.event, ToolResult) and result.event.is_error and result.event.source == "timeout"
+        limit_s = TIMEOUT_S + (GRACE_S if how == "grind" else 0)
         assert abs(result.at - case.ledger("begin")[0].at - limit_s) < SLACK_S
-        assert case.ledger() == []
-    assert len(dart.ledger("probe")) == 1
+        assert case.ledger() == [] and len(case.ledger("begin")) == 1, "it is neither done nor begun again"
+        assert result.event.pid == case.ledger("begin")[0].pid
+        assert len(case.ledger("probe")) == (name == "dart") == (await case.kinds()).count("tool_call_probed")
     ends = [stored.at for case in others for stored in await case.events() if isinstance(stored.event, RunCompleted)]
-    assert max(ends) < endless[2].ledger("begin")[0].at + TIMEOUT_S + GRACE_S
+    assert max(ends) < endless[-1].ledger("begin")[0].at + TIMEOUT_S + GRACE_S

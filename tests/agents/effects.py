@@ -117,13 +117,13 @@ def wire(ctx: ToolContext, do: str) -> str:
 wire.reconcile(sent)
 
 
-@tool(effect="read_only", timeout_s=2, attempts_max=1, num_cpus=0.2)
+@tool(effect="read_only", timeout_s=2, num_cpus=0.2)
 def glance(ctx: ToolContext, do: str) -> str:
     """Like read, but has two seconds for it."""
     return carry_out(ctx, do)
 
 
-@tool(effect="non_idempotent", timeout_s=2, attempts_max=1, settles_after_s=0, num_cpus=0.2)
+@tool(effect="non_idempotent", timeout_s=2, settles_after_s=0, num_cpus=0.2)
 def dart(ctx: ToolContext, do: str) -> str:
     """Like send, but has two seconds for it."""
     return carry_out(ctx, do)
