@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 import click
 
-from ..store.rows import CallRow, RunRow
+from ..store.rows import RunRow
 from ..store.sql import SqlLog, open_log
 from ..store.states import Status
 from .events import event_json, event_line
@@ -54,7 +54,8 @@ async def list_runs(db: str, batch: str | None, statuses: tuple[str, ...], limit
     async with open_reader(db) as event_log:
         wanted = [Status(status) for status in statuses] or None
         rows = await event_log.runs(statuses=wanted, batch=batch, limit=limit + 1)
-        calls = await _waiting_calls(event_log, rows[:limit])
+        waiting = [row.run_id for row in rows[:limit] if row.status is Status.AWAITING_APPROVAL]
+        calls = await event_log.open_calls(waiting)
     if as_json:
         for row in rows[:limit]:
             terminal.put(json_line(row_json(row, calls.get(row.run_id, ()))))
@@ -66,12 +67,6 @@ async def list_runs(db: str, batch: str | None, statuses: tuple[str, ...], limit
         terminal.put(text)
     if len(rows) > limit:
         terminal.say(f"(the newest {limit}; --limit shows more)")
-
-
-async def _waiting_calls(event_log: SqlLog, rows: Sequence[RunRow]) -> dict[str, list[CallRow]]:
-    """The calls of those runs that wait for a person."""
-    ids = [row.run_id for row in rows if row.status is Status.AWAITING_APPROVAL]
-    return {run_id: await event_log.calls(run_id) for run_id in ids}
 
 
 @click.command()

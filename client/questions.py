@@ -28,6 +28,8 @@ from ..store.states import Status
 Kind = Literal["approval", "settlement"]
 TAIL: Final = 200
 """Events at the end of a log among which questions usually stand."""
+PAGE: Final = 100
+"""Runs whose questions are read at once."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ async def questions(event_log: EventLog, run_id: str) -> list[Question]:
     row = await event_log.run(run_id)
     if row is None:
         raise NotFound(f"no run {run_id} in this store")
-    return await _questions(event_log, row)
+    return await _questions(event_log, [row])
 
 
 async def open_questions(event_log: EventLog, batch: str | None = None, limit: int | None = None) -> list[Question]:
@@ -151,21 +153,27 @@ async def open_questions(event_log: EventLog, batch: str | None = None, limit: i
         for status, most in zip(statuses, (limit, None), strict=True)
     ]
     found: list[Question] = []
-    for row in sorted((*waiting, *busy), key=lambda row: row.created_at):
+    rows = sorted((*waiting, *busy), key=lambda row: row.created_at)
+    for start in range(0, len(rows), PAGE):
         if limit is not None and len(found) >= limit:
             break
-        found += await _questions(event_log, row)
+        found += await _questions(event_log, rows[start : start + PAGE])
     return sorted(found[:limit], key=lambda question: question.asked_at)
 
 
-async def _questions(event_log: EventLog, row: RunRow) -> list[Question]:
-    asked = [call for call in await event_log.calls(row.run_id) if kind_of(row, call)]
-    if not asked:
-        return []
-    stored = await event_log.read(row.run_id, max(0, row.seq - TAIL))
-    if row.seq > TAIL and not _holds(stored, asked):
-        stored = await event_log.read(row.run_id)
-    return questions_in(row, asked, stored)
+async def _questions(event_log: EventLog, rows: Sequence[RunRow]) -> list[Question]:
+    """The open questions of some runs, run by run: by two requests to the log for all of them, but for those whose
+    questions are old in a long log."""
+    calls = await event_log.open_calls([row.run_id for row in rows])
+    asked = {row.run_id: [call for call in calls.get(row.run_id, ()) if kind_of(row, call)] for row in rows}
+    tails = await event_log.read_after({row.run_id: max(0, row.seq - TAIL) for row in rows if asked[row.run_id]})
+    found: list[Question] = []
+    for row in rows:
+        mine, stored = asked[row.run_id], tails.get(row.run_id, [])
+        if mine and row.seq > TAIL and not _holds(stored, mine):
+            stored = await event_log.read(row.run_id)
+        found += questions_in(row, mine, stored)
+    return found
 
 
 def _holds(stored: Sequence[Stored], calls: Iterable[CallRow]) -> bool:

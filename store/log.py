@@ -10,7 +10,7 @@ sent again when its answer was lost; facts and decisions then answer "already th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -254,6 +254,11 @@ class EventLog(Protocol):
         """The run's events with seq > after, in order. Empty for an unknown run."""
         ...
 
+    async def read_after(self, places: Mapping[str, int]) -> dict[str, list[Stored]]:
+        """Of each of many runs the events with a seq behind the one given for it, in order; no entry where there are
+        none."""
+        ...
+
     async def run(self, run_id: str) -> RunRow | None: ...
 
     async def runs(
@@ -279,6 +284,10 @@ class EventLog(Protocol):
 
     async def calls(self, run_id: str) -> list[CallRow]:
         """All calls of a run, in order of request."""
+        ...
+
+    async def open_calls(self, ids: Sequence[str]) -> dict[str, list[CallRow]]:
+        """The calls without a result of each of many runs, in order of request; no entry where there are none."""
         ...
 
     async def lease(self, name: str) -> Lease | None: ...

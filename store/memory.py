@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from .events import Stored
 from .log import Command, Verdict
@@ -48,6 +48,10 @@ class MemoryLog:
     async def read(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Stored]:
         return self._after(run_id, after)[:limit]
 
+    async def read_after(self, places: Mapping[str, int]) -> dict[str, list[Stored]]:
+        found = {run_id: self._after(run_id, after) for run_id, after in places.items()}
+        return {run_id: events for run_id, events in found.items() if events}
+
     async def run(self, run_id: str) -> RunRow | None:
         return self._runs.get(run_id)
 
@@ -82,6 +86,13 @@ class MemoryLog:
 
     async def calls(self, run_id: str) -> list[CallRow]:
         return [call for (run, _), call in self._calls.items() if run == run_id]
+
+    async def open_calls(self, ids: Sequence[str]) -> dict[str, list[CallRow]]:
+        found: dict[str, list[CallRow]] = {}
+        for (run, _), call in self._calls.items():
+            if run in ids and call.result_seq is None:
+                found.setdefault(run, []).append(call)
+        return found
 
     async def lease(self, name: str) -> Lease | None:
         return self._leases.get(name)

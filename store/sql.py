@@ -14,6 +14,8 @@ import random
 import sqlite3
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Select, delete, func, or_, select, update
@@ -196,11 +198,17 @@ class SqlLog:
     async def read(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Stored]:
         columns = events.c.seq, events.c.at, events.c.epoch, events.c.body
         statement = select(*columns).where(events.c.run_id == run_id, events.c.seq > after).order_by(events.c.seq)
-        rows = await self._rows(statement.limit(limit))
-        for expected, row in enumerate(rows, start=after + 1):
-            if row[0] != expected:
-                raise CorruptLog(f"run {run_id}, event {expected} is missing: the next one is {row[0]}")
-        return [stored_event(run_id, row) for row in rows]
+        return _in_order(run_id, after, await self._rows(statement.limit(limit)))
+
+    async def read_after(self, places: Mapping[str, int]) -> dict[str, list[Stored]]:
+        found: dict[str, list[Stored]] = {}
+        wanted = list(places.items())
+        for start in range(0, len(wanted), IDS_AT_ONCE):
+            some = json.dumps(wanted[start : start + IDS_AT_ONCE])
+            rows = await self._rows(self._statements.tails, {"after": some})
+            for run_id, mine in groupby(rows, itemgetter(0)):
+                found[run_id] = _in_order(run_id, places[run_id], [row[1:] for row in mine])
+        return found
 
     async def read_at(self, places: Mapping[str, int]) -> dict[str, Stored]:
         """One event of each of many runs: that with the seq given for it. What does not exist is left out."""
@@ -269,6 +277,14 @@ class SqlLog:
         rows = await self._rows(select(blobs.c.data).where(blobs.c.digest == digest, blobs.c.part == part))
         return rows[0][0] if rows else None
 
+    async def open_calls(self, ids: Sequence[str]) -> dict[str, list[CallRow]]:
+        found: dict[str, list[CallRow]] = {}
+        statement = select(*calls.c).where(calls.c.result_seq.is_(None)).order_by(calls.c.request_seq)
+        for start in range(0, len(ids), IDS_AT_ONCE):
+            for row in await self._rows(statement.where(calls.c.run_id.in_(ids[start : start + IDS_AT_ONCE]))):
+                found.setdefault(row[0], []).append(call_row(row))
+        return found
+
     async def lease(self, name: str) -> Lease | None:
         rows = await self._rows(select(*leases.c).where(leases.c.name == name))
         return Lease(*rows[0]) if rows else None
@@ -294,6 +310,14 @@ class SqlLog:
         await self._reader.close()
         if self._writer is not None:  # last, so that the database tidies its files
             await self._writer.close()
+
+
+def _in_order(run_id: str, after: int, rows: Sequence[Sequence[Any]]) -> list[Stored]:
+    """The events of these rows, which follow `after`. Raises CorruptLog."""
+    for expected, row in enumerate(rows, start=after + 1):
+        if row[0] != expected:
+            raise CorruptLog(f"run {run_id}, event {expected} is missing: the next one is {row[0]}")
+    return [stored_event(run_id, row) for row in rows]
 
 
 def prefix_end(prefix: str) -> str | None:
