@@ -8,7 +8,7 @@ import json
 import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -20,6 +20,7 @@ from perdure.client.questions import open_questions
 from perdure.store.errors import NotFound
 from perdure.store.events import ApprovalDecided, CancelRequested, RunRequeued, ToolCallSettled, ToolResult
 from perdure.store.log import Append, Cancel, Claim, Command, EventLog, Expire, Requeue, Result, Verdict
+from perdure.store.memory import MemoryLog
 from perdure.store.states import Status
 
 from .ask_kit import ARGUMENTS, SCHEMA, asks, begin, done, doubtful, gated, wants
@@ -106,6 +107,25 @@ async def test_questions_of_all_runs_come_oldest_first_also_of_runs_where_someth
     ]
     assert [one.run_id for one in await open_questions(log, limit=3)] == ["b", "b", "a"]
     assert await open_questions(log, batch="none") == []
+
+
+async def test_the_questions_of_many_runs_take_a_few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, asked = MemoryLog(), list[str]()
+    for number in range(25):
+        await gated(log, f"run-{number:02}")
+
+    class Counted:
+        def __getattr__(self, name: str) -> Any:
+            asked.append(name)
+            return getattr(log, name)
+
+    monkeypatch.setattr(questions, "PAGE", 10)
+    found = await open_questions(cast(EventLog, Counted()))
+    assert [one.run_id for one in found] == [f"run-{number:02}" for number in range(25)]
+    assert asked == ["runs", "runs", *["open_calls", "read_after"] * 3]
+    asked.clear()
+    assert len(await open_questions(cast(EventLog, Counted()), limit=5)) == 5
+    assert asked == ["runs", "runs", "open_calls", "read_after"]
 
 
 # -- approve and reject -------------------------------------------------------------------------------------

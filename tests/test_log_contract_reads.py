@@ -132,6 +132,19 @@ async def test_calls_are_in_order_of_request_whatever_their_ids(log: EventLog) -
     assert [call.tool_call_id for call in asked.calls] == ["z", "a", "k", "b"]
 
 
+async def test_open_calls_and_ends_of_many_logs_are_read_at_once(log: EventLog) -> None:
+    row = await with_calls(log, *(request(call_id, "read_only") for call_id in ("z", "m", "a")))
+    await accept(log, Result(RUN, result("m")))
+    await queued(log, "other")
+    many = [RUN, "other", "none", *(f"none-{number}" for number in range(1000))]
+    calls = await log.open_calls(many)
+    assert {run_id: [call.tool_call_id for call in mine] for run_id, mine in calls.items()} == {RUN: ["z", "a"]}
+    ends = await log.read_after({RUN: row.seq, "other": 0, **dict.fromkeys(many[2:], 0)})
+    assert ends == {RUN: await log.read(RUN, row.seq), "other": await log.read("other")}
+    assert await log.read_after({RUN: row.seq + 1}) == await log.read_after({}) == {}
+    assert await log.open_calls([]) == {}
+
+
 async def test_a_hundred_open_calls_and_a_thousand_ids_are_no_limit(log: EventLog) -> None:
     row = await with_calls(log, *(request(f"c{number}", "read_only") for number in range(100)))
     assert row.seq == 104
