@@ -106,8 +106,7 @@ EXPECTED: Final[dict[Class, dict[Point, Outcome]]] = {
     },
     "non_idempotent, no probe": _REPEATED
     | {
-        # her word opens attempt 2, and the journal, which never saw a task of it, attempt 3
-        "start mark written": _out("1", "3", "person", "whether it happened"),
+        "start mark written": _out("1", "2", "person", "whether it happened"),
         "effect done": _out("1", "1", "person", "whether it happened"),
         "result on its way": _out("1", "1", "late result"),
         "in an append": _out("1", "1-9", "any", "any"),
