@@ -11,16 +11,21 @@ import pytest
 import pytest_asyncio
 
 from perdure import Runtime
+from perdure.store.events import RunCompleted, ToolResult
 
 from .ray_kit import Bench, kill, quick
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="module")]
+TIMEOUT_S = 2.0
+GRACE_S = 5.0
+"""How much later a tool is killed that cannot be interrupted."""
+SLACK_S = 1.5
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def bench(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
     folder: Path = tmp_path_factory.mktemp("faults")
-    async with quick(Runtime(folder / "runs.db", actors=3, concurrency=6)) as runtime:
+    async with quick(Runtime(folder / "runs.db", actors=3, concurrency=6), lease_s=3.0) as runtime:
         yield Bench(runtime, folder)
 
 
@@ -108,7 +113,7 @@ async def test_a_send_that_did_not_happen_by_a_persons_word_is_sent_by_a_new_att
     run = await bench.runtime.settle(case.run.run_id, "not_happened", by="ann")
     assert (await run.outcome()).status == "completed"
     (effect,) = case.ledger()
-    assert [line.attempt for line in case.ledger("begin")] == [1, effect.attempt]
+    assert [line.attempt for line in case.ledger("begin")] == [1, 2] and effect.attempt == 2
     await case.check_log()
 
 
@@ -187,3 +192,25 @@ async def test_a_send_longer_than_every_lease_is_dispatched_once(bench: Bench) -
     case.go()
     assert (await case.outcome()).status == "completed"
     assert len(case.ledger("begin")) == len(case.ledger()) == 1
+
+
+async def test_tools_that_do_not_end_are_stopped_at_their_timeout_and_hold_up_nobody(bench: Bench) -> None:
+    ways = [("glance", "sleep"), ("glance", "spin"), ("glance", "grind"), ("dart", "sleep"), ("dart", "grind")]
+    endless = [await bench.start([(name, f"{how},act")]) for name, how in ways]
+    for case in endless:
+        await case.begun()
+    others = [await bench.start([("put", "act")]) for _ in range(5)]
+    for case in others:
+        assert (await case.outcome()).status == "completed"
+    for case, (name, how) in zip(endless, ways, strict=True):
+        assert (await case.outcome()).status == "completed"
+        (result,) = [stored for stored in await case.events() if isinstance(stored.event, ToolResult)]
+        assert isinstance(result.event, ToolResult) and result.event.is_error and result.event.source == "timeout"
+        limit_s = TIMEOUT_S + (GRACE_S if how == "grind" else 0)
+        assert abs((result.event.took_s or 0) - limit_s) < SLACK_S
+        assert name == "dart" or abs(result.at - case.ledger("begin")[0].at - limit_s) < SLACK_S
+        assert case.ledger() == [] and len(case.ledger("begin")) == 1, "it is neither done nor begun again"
+        assert result.event.pid == case.ledger("begin")[0].pid
+        assert len(case.ledger("probe")) == (name == "dart") == (await case.kinds()).count("tool_call_probed")
+    ends = [stored.at for case in others for stored in await case.events() if isinstance(stored.event, RunCompleted)]
+    assert max(ends) < endless[-1].ledger("begin")[0].at + TIMEOUT_S + GRACE_S

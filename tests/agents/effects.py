@@ -117,6 +117,18 @@ def wire(ctx: ToolContext, do: str) -> str:
 wire.reconcile(sent)
 
 
+@tool(effect="non_idempotent", settles_after_s=0, num_cpus=0.2, approval="always", approval_timeout_s=4)
+def haste(ctx: ToolContext, do: str) -> str:
+    """Like wire, but there are four seconds to approve it."""
+    return carry_out(ctx, do)
+
+
+@tool(effect="read_only", num_cpus=0.2, approval="always", approval_timeout_s=1, approval_default="reject")
+def peek(ctx: ToolContext, do: str) -> str:
+    """Like read, but rejected unless it is approved within a second."""
+    return carry_out(ctx, do)
+
+
 @tool(effect="read_only", timeout_s=2, num_cpus=0.2)
 def glance(ctx: ToolContext, do: str) -> str:
     """Like read, but has two seconds for it."""
@@ -161,6 +173,6 @@ def model(request: ModelRequest) -> dict[str, Any]:
 agent = Agent(
     name="effects",
     model=model,
-    tools=(read, put, send, wire, glance, dart, blind),
+    tools=(read, put, send, wire, haste, peek, glance, dart, blind),
     limits=Limits(max_turns=20, max_repeats=None),  # tests repeat calls on purpose
 )
