@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perdure.actors.model import ModelError, Stream
-from perdure.store.events import Usage
+from perdure.store.events import Usage, canonical
 
 from .fakes import until
 from .provider_kit import HELLO, Clock, asked, keys, opened, request, said
@@ -158,6 +158,33 @@ async def test_images_of_a_user_are_sent_as_images(kind: str) -> None:
         image, plain = (each.body["messages"][-1]["content"] for each in wire.served)
     assert "iVBORw0=" in json.dumps(image) and image[0]["text"] == "What is this?"
     assert '[1,{\\"type\\":\\"text\\"}]' in json.dumps(plain)
+
+
+PNG = {"type": "image", "media_type": "image/png", "data": "iVBORw0="}
+
+
+@BOTH
+async def test_images_of_tools_are_sent_as_images(kind: str) -> None:
+    two = Says([Call("look", id="a"), Call("look", id="b")])
+    async with Wire(two, Says([Text("Dots.")])) as wire:
+        provider = opened(kind, wire)
+        results = canonical(PNG), canonical(["Two:", PNG, {"x": 1}, PNG])
+        await asked(provider, request([HELLO, *said(await asked(provider), *results)]))
+        sent = json.dumps(wire.served[1].body["messages"])
+    assert (
+        sent.count("iVBORw0=") == 3 and sent.count("image/png") == 3 and "Two:" in sent and "BinaryContent" not in sent
+    )
+
+
+@BOTH
+async def test_of_many_images_the_newest_are_sent_and_the_oldest_are_left_out_together(kind: str) -> None:
+    async with Wire(*[Says([Call("look")])] * 26) as wire:
+        provider = opened(kind, wire)
+        messages: list[Any] = [HELLO]
+        for turn in range(26):
+            messages += said(await asked(provider, request(messages)), canonical(PNG), turn=turn)
+        shown = [each.raw.count(b"iVBORw0=") for each in wire.served]
+    assert shown == [*range(21), 11, 12, 13, 14, 15]
 
 
 REFUSED = Says([Text("I would ")], "refusal")

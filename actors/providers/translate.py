@@ -33,7 +33,7 @@ from ...store.events import Usage, canonical
 from ..exact import parse
 from ..model import ModelReply, ModelRequest, ToolUse
 from ..results import valid_text
-from .content import user_content
+from .content import Album
 
 NAME: Final = re.compile(r"[^a-zA-Z0-9_-]")
 NAME_LENGTH: Final = 64
@@ -68,15 +68,15 @@ def settings(request: ModelRequest, chosen: Mapping[str, Any]) -> ModelSettings:
 def conversation(request: ModelRequest) -> list[ModelMessage]:
     """The messages of a request. What the user and the tools say between two answers is one message."""
     said: list[ModelMessage] = []
-    ids = _Ids()
+    ids, album = _Ids(), Album(request.messages)
     for message in request.messages:
         if message["role"] == "assistant":
             said.append(_answer(message, ids))
             continue
         if message["role"] == "tool":
-            parts: list[Any] = [_result(result, ids) for result in message["results"]]
+            parts: list[Any] = [_result(result, ids, album) for result in message["results"]]
         else:
-            parts = [UserPromptPart(user_content(message["content"]))]
+            parts = [UserPromptPart(album.user_content(message["content"]))]
         last = said[-1] if said else None
         if isinstance(last, WireRequest):
             said[-1] = WireRequest(parts=[*last.parts, *parts])
@@ -150,18 +150,13 @@ def tool_name(name: str) -> str:
     return NAME.sub("_", name)[:NAME_LENGTH] or "unnamed"
 
 
-def _result(result: Mapping[str, Any], ids: _Ids) -> ToolReturnPart:
-    content = _shown(result["content"])
+def _result(result: Mapping[str, Any], ids: _Ids, album: Album) -> ToolReturnPart:
+    content: Any = album.result_content(result["content"])
     if "note" in result:
-        content += f"\n({result['note']})"
+        note = f"({result['note']})"
+        content = f"{content}\n{note}" if isinstance(content, str) else [*content, note]
     outcome: Any = "failed" if result["is_error"] else "success"
     return ToolReturnPart(tool_name(result["name"]), content, ids.of(result["tool_call_id"]), outcome=outcome)
-
-
-def _shown(content: str) -> str:
-    """A result as the model reads it: text as it is, all else as JSON text. No provider takes an empty one."""
-    value = json.loads(content) if content[:1] == '"' else None
-    return (value if isinstance(value, str) else content) or "(empty)"
 
 
 def _kept(native: JsonValue) -> ModelResponse | None:
