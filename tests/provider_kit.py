@@ -15,7 +15,7 @@ from perdure.actors.providers.provider import Provider
 
 from .wire import KEY, Wire
 
-MODELS = {"anthropic": "anthropic:claude-sonnet-5-5", "openai": "openai-chat:gpt-4o"}
+MODELS = {"anthropic": "anthropic:claude-sonnet-5-5", "openai": "openai-chat:gpt-4o", "responses": "openai:gpt-5-mini"}
 TOOL = {"name": "look", "description": "Looks.", "schema": {"type": "object", "properties": {"x": {"type": "integer"}}}}
 HELLO = {"role": "user", "content": "hello"}
 

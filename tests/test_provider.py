@@ -16,6 +16,7 @@ from .provider_kit import HELLO, Clock, asked, keys, opened, request, said
 from .wire import Call, Fault, Says, Text, Thinking, Wire, chunk, fragment, usage_chunk
 
 BOTH = pytest.mark.parametrize("kind", ["anthropic", "openai"])
+ALL = pytest.mark.parametrize("kind", ["anthropic", "openai", "responses"])
 DEEP = "[" * 20_000 + "]" * 20_000
 BAD = ["", "null", "{", "[1]", '"{}"', '"{\\"x\\": 1}"', '{"x": NaN}', DEEP, '{"x": "a', '{"x": 1e999}']
 
@@ -25,7 +26,7 @@ def _keys(monkeypatch: pytest.MonkeyPatch) -> None:
     keys(monkeypatch)
 
 
-@BOTH
+@ALL
 async def test_text_comes_in_pieces_and_every_token_is_counted_once(kind: str) -> None:
     async with Wire(Says([Text("All of it, in pieces.")], tokens=(3, 12_304, 0, 550))) as wire:
         stream = Stream()
@@ -35,7 +36,7 @@ async def test_text_comes_in_pieces_and_every_token_is_counted_once(kind: str) -
     assert stream.told == reply.usage and reply.stop_reason == "end_turn"
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize("tokens", [(4, 0, 12_304, 1), (9_007_199_254_740_993, 1, 2, 3), (1, 0, 0, 0)])
 async def test_what_was_read_from_a_cache_is_no_fresh_input(kind: str, tokens: tuple[int, int, int, int]) -> None:
     async with Wire(Says([Text("x")], tokens=tokens)) as wire:
@@ -59,7 +60,7 @@ async def test_thoughts_and_their_signatures_go_back_as_they_came() -> None:
     assert answered.body["messages"][2]["content"][0]["content"] == [{"type": "text", "text": "seen"}]
 
 
-@BOTH
+@ALL
 async def test_digits_of_arguments_come_as_they_were_written(kind: str) -> None:
     written = '{"id": 9007199254740993, "text": "1234567890123456789", "price": 12.10}'
     async with Wire(Says([Call("look", written)])) as wire:
@@ -67,7 +68,7 @@ async def test_digits_of_arguments_come_as_they_were_written(kind: str) -> None:
     assert use.raw == written and not use.cut
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize("arguments", BAD)
 async def test_a_call_with_any_arguments_can_go_back(kind: str, arguments: str) -> None:
     async with Wire(Says([Text("Hm."), Call("look", arguments)]), Says([Text("Done.")])) as wire:
@@ -79,7 +80,7 @@ async def test_a_call_with_any_arguments_can_go_back(kind: str, arguments: str) 
         assert (await asked(provider, request([HELLO, *messages]))).text == "Done."
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize("name", ["", "delete all!", "x" * 90, "münze", "a.b/c"])
 async def test_a_made_up_name_reaches_the_run_and_can_go_back(kind: str, name: str) -> None:
     async with Wire(Says([Call("look", id="a"), Call(name, id="b")]), Says([Text("Done.")])) as wire:
@@ -89,7 +90,7 @@ async def test_a_made_up_name_reaches_the_run_and_can_go_back(kind: str, name: s
         assert (await asked(provider, request([HELLO, *said(reply, '"a"', '"b"')]))).text == "Done."
 
 
-@BOTH
+@ALL
 async def test_repeated_ids_are_told_apart_within_a_turn_and_across_turns(kind: str) -> None:
     twice = Says([Call("look", '{"x": 1}', "call_0"), Call("look", '{"x": 2}', "call_0")])
     async with Wire(twice, twice, Says([Text("Done.")])) as wire:
@@ -97,7 +98,7 @@ async def test_repeated_ids_are_told_apart_within_a_turn_and_across_turns(kind: 
         first = said(await asked(provider), '"1"', '"2"')
         second = said(await asked(provider, request([HELLO, *first])), '"3"', '"4"', turn=1)
         assert (await asked(provider, request([HELLO, *first, *second]))).text == "Done."
-        sent = [asked.body["messages"] for asked in wire.served]
+        sent = [asked.body.get("messages") or asked.body["input"] for asked in wire.served]
         head = len(sent[0])
     assert sent[2][:head] == sent[0] and sent[2][: len(sent[1])] == sent[1], "a later turn changed an earlier one"
 
@@ -118,7 +119,7 @@ async def test_fragments_in_any_order_of_their_indexes_make_the_calls_that_were_
     assert {use.id: use.raw for use in uses} == {"a": '{"x": 1}', "b": '{"x": 2}'}
 
 
-@BOTH
+@ALL
 async def test_the_last_call_of_an_answer_that_was_cut_off_is_marked(kind: str) -> None:
     cut = [Call("look", '{"x": 1}', "a"), Call("look", '{"x": "unfin', "b")]
     whole = [Call("look", '{"x": 1}', "a")]
@@ -163,14 +164,14 @@ async def test_images_of_a_user_are_sent_as_images(kind: str) -> None:
 PNG = {"type": "image", "media_type": "image/png", "data": "iVBORw0="}
 
 
-@BOTH
+@ALL
 async def test_images_of_tools_are_sent_as_images(kind: str) -> None:
     two = Says([Call("look", id="a"), Call("look", id="b")])
     async with Wire(two, Says([Text("Dots.")])) as wire:
         provider = opened(kind, wire)
         results = canonical(PNG), canonical(["Two:", PNG, {"x": 1}, PNG])
         await asked(provider, request([HELLO, *said(await asked(provider), *results)]))
-        sent = json.dumps(wire.served[1].body["messages"])
+        sent = wire.served[1].raw.decode()
     assert (
         sent.count("iVBORw0=") == 3 and sent.count("image/png") == 3 and "Two:" in sent and "BinaryContent" not in sent
     )
@@ -207,7 +208,7 @@ async def test_a_refusal_is_no_answer_and_is_not_asked_again(kind: str, says: Sa
     assert reply.usage.output_tokens == 5
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize("blocks", [[], [Text("")], [Thinking("Hm.", "sig")]])
 async def test_an_answer_without_text_is_an_empty_one(kind: str, blocks: Any) -> None:
     async with Wire(Says(blocks)) as wire:
@@ -248,7 +249,7 @@ async def test_what_cannot_pass_ends_the_call_at_once_under_its_own_name(kind: s
     assert "\n" not in failed.value.message and fault.body["error"]["message"][:8] in failed.value.message
 
 
-@BOTH
+@ALL
 async def test_a_bad_key_is_an_end_of_its_own(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     keys(monkeypatch, "sk-another")
     async with Wire() as wire:

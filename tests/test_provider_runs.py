@@ -98,7 +98,7 @@ def story(kind: str, **last: Any) -> list[Says]:
     return [Says(TWO), Says(ONE), Says([Thinking("So.", "EqQBlast="), Text("All is noted.")], **last)]
 
 
-@BOTH
+@pytest.mark.parametrize("kind", ["anthropic", "openai", "responses"])
 async def test_requests_after_a_kill_are_byte_for_byte_those_of_an_undisturbed_run(kind: str) -> None:
     async with Wire(*story(kind)) as wire:
         case = Asking(kind, wire)

@@ -10,14 +10,33 @@ from typing import Any
 NAME = re.compile(r"^[a-zA-Z0-9_-]{1,64}$")
 
 
-def refused_by(
-    body: dict[str, Any], size: int, bytes_max: int, signed: Mapping[str, str], anthropic: bool
-) -> str | None:
+def refused_by(path: str, body: dict[str, Any], size: int, bytes_max: int, signed: Mapping[str, str]) -> str | None:
     """Why a request is refused, None where it is taken. `signed` are the thoughts of this server by signature."""
     if size > bytes_max:
         return f"prompt is too long: {size} > {bytes_max} maximum. Please reduce the length of the messages."
-    rules = _anthropic(body, signed) if anthropic else _openai(body)
+    if "/messages" in path:
+        rules = _anthropic(body, signed)
+    else:
+        rules = _responses(body, signed) if "/responses" in path else _openai(body)
     return next(iter(rules), None)
+
+
+def _responses(body: dict[str, Any], signed: Mapping[str, str]) -> Iterator[str]:
+    yield from _tools([tool["name"] for tool in body.get("tools", [])])
+    called: set[str] = set()
+    for number, item in enumerate(body["input"]):
+        match item:
+            case {"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments}:
+                if call_id in called:
+                    yield f"input[{number}]: duplicate call_id"
+                if not NAME.match(name):
+                    yield f"input[{number}].name: should match {NAME.pattern}"
+                called.add(call_id)
+                yield from _arguments(number, arguments)
+            case {"type": "function_call_output", "call_id": call_id} if call_id not in called:
+                yield f"No tool call found for function call output with call_id {call_id}."
+            case {"type": "reasoning", "encrypted_content": content} if content not in signed:
+                yield f"input[{number}]: the encrypted content could not be verified"
 
 
 def _anthropic(body: dict[str, Any], signed: Mapping[str, str]) -> Iterator[str]:
