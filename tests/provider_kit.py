@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ def keys(monkeypatch: pytest.MonkeyPatch, key: str = KEY) -> None:
     """The keys that the SDKs take from the environment."""
     monkeypatch.setenv("ANTHROPIC_API_KEY", key)
     monkeypatch.setenv("OPENAI_API_KEY", key)
+    monkeypatch.setenv("SSL_CERT_DIR", str(Path(__file__).parent))  # none: each client would read some hundred
 
 
 def opened(kind: str, wire: Wire, clock: Clock | None = None) -> Provider:
