@@ -42,7 +42,8 @@ def keys(monkeypatch: pytest.MonkeyPatch, key: str = KEY) -> None:
     """The keys that the SDKs take from the environment."""
     monkeypatch.setenv("ANTHROPIC_API_KEY", key)
     monkeypatch.setenv("OPENAI_API_KEY", key)
-    monkeypatch.setenv("SSL_CERT_DIR", str(Path(__file__).parent))  # none: each client would read some hundred
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    monkeypatch.setenv("SSL_CERT_DIR", str(Path(__file__).parent))  # no certificates: each client would read hundreds
 
 
 def opened(kind: str, wire: Wire, clock: Clock | None = None) -> Provider:
