@@ -79,14 +79,17 @@ class Agent(BaseModel):
             raise UsageError(f"agent {self.name}: two tools are named {', '.join(twice)}")
         return self.model_copy(update={"tools": tuple(tools)})
 
-    def snapshot(self, model: str | None = None, limits: Mapping[str, object] | None = None) -> dict[str, JsonValue]:
-        """The settings that a run keeps from its launch on. `model` and `limits` override the agent's.
+    def snapshot(
+        self, model: str | None = None, limits: Mapping[str, object] | None = None, priced: bool = False
+    ) -> dict[str, JsonValue]:
+        """The settings that a run keeps from its launch on. `model` and `limits` override the agent's. The
+        prices of the model have to be known if `priced`.
 
         Asks the agent's MCP servers what tools they have, which blocks. Raises UsageError for a server that does not
         say, for a limit that makes no sense, and for a `max_cost` of a model whose prices are not known.
         """
         bounds = changed(self.limits, limits or {})
-        prices = self._prices(model, bounds)
+        prices = self._prices(model, priced or bounds.max_cost is not None)
         listings = {server.name: server.listed() for server in self.servers}
         return {
             "name": self.name,
@@ -101,16 +104,16 @@ class Agent(BaseModel):
         """The name of the model that a run asks, None for a callable. `model` overrides the agent's."""
         return model or (self.model if isinstance(self.model, str) else None)
 
-    def _prices(self, model: str | None, limits: Limits) -> PriceList | None:
+    def _prices(self, model: str | None, needed: bool) -> PriceList | None:
         """The prices of a run's model as they are now."""
         names = [name for name in (model, self.price_as, self.chosen(None)) if name]
         known = next((name for name in names if not name.startswith(SCRIPT)), None)
-        if known is None and limits.max_cost is None:
+        if known is None and not needed:
             return None
         try:
             return price_list(known or (names[0] if names else f"agent {self.name}'s own"), datetime.now(UTC))
         except UsageError:
-            if limits.max_cost is None:
+            if not needed:
                 return None
             raise
 

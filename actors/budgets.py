@@ -5,56 +5,23 @@ when the prompt that is to be expected leaves no room for a single token of answ
 remains. What a prompt will take is not known before, so `expected_next` reads it off the call before: nothing of a
 conversation goes away, and what was cached stays cached. A run passes its cap by at most what that falls short.
 
-A shared budget. `Totals` is the row of a group, `Entry` the row of one model call in it, keyed by run, turn and epoch.
-Whoever calls a model reserves what the call may cost (`reservation`, then `reserve`) and settles it (`settle`) with
-what it did cost; both rows change in one transaction. Each step may be sent again. The reservation of a call that died
-with its process is charged as it stands and marked as estimated (`lose`); should its answer come after all, that
-counts instead. A cap is passed by no more than what settled calls exceed their reservations.
+A shared budget. The owner of a run reserves what a model call can take at most (`share`) before it makes it, and the
+message settles it; `store.budgets` has the rules. As long as a model keeps to the limit of its output, no call takes
+more than its share, and the cap is never passed. Where a share does not fit, its owner waits for what others hold; it
+is content with a shorter answer only when nobody holds anything (`smaller_share`).
 
 For the machine: `next_step` asks `guards.plan_turn`, which asks `breach` and `output_room` here with `State.usage`,
-`State.cost` and the newest message's usage. The shared budget belongs to the journal and the store: the owner of a run
-reserves before a model call, in the append of turn_started, and settles in the append of the message.
+`State.cost` and the newest message's usage.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Literal
+from typing import Final, NamedTuple
 
+from ..store.budgets import EXACT, ZERO, Amount, Budget, Cap, tokens
 from ..store.events import Usage
-from .prices import EXACT, ZERO, PriceList, cost, in_dollars, output_for, whole_input
-
-
-@dataclass(frozen=True, slots=True)
-class Amount:
-    """Tokens and dollars."""
-
-    tokens: int = 0
-    cost: Decimal = ZERO
-
-    def __add__(self, other: Amount) -> Amount:
-        return Amount(self.tokens + other.tokens, EXACT.add(self.cost, other.cost))
-
-    def __sub__(self, other: Amount) -> Amount:
-        return Amount(self.tokens - other.tokens, EXACT.subtract(self.cost, other.cost))
-
-
-@dataclass(frozen=True, slots=True)
-class Cap:
-    """The most that may be spent; None: without bound."""
-
-    tokens: int | None = None
-    cost: Decimal | None = None
-
-    def allows(self, amount: Amount) -> bool:
-        """Whether so much may be spent in all."""
-        return (self.tokens is None or amount.tokens <= self.tokens) and (self.cost is None or amount.cost <= self.cost)
-
-
-def tokens(usage: Usage) -> int:
-    """All four kinds together."""
-    return whole_input(usage) + usage.output_tokens
+from .prices import PriceList, cost, in_dollars, output_for, whole_input
 
 
 def amount(usage: Usage, prices: PriceList | None) -> Amount:
@@ -108,72 +75,62 @@ def breach(cap: Cap, used: Amount, prompt: Usage, prices: PriceList | None) -> s
 
 # -- many runs --------------------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Where a shared budget stands. `estimated` is the part of `spent` that was charged without an answer."""
-
-    spent: Amount = Amount()
-    held: Amount = Amount()
-    estimated: Amount = Amount()
-
-    @property
-    def taken(self) -> Amount:
-        return self.spent + self.held
+ANSWER_TOKENS: Final = 8_192
+"""The longest answer in a shared budget, where its model has no limit of its own: so much is reserved for each call."""
+HIDDEN_TOKENS: Final = 600
+"""What a provider may add to a prompt that nobody sees here, to explain the tools for one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One model call in a shared budget: what is reserved for it, and what it was charged once that is known."""
+class Share(NamedTuple):
+    """What a model call may take of a shared budget; its prompt takes at most `prompt` tokens."""
 
-    reserved: Amount
-    charged: Amount | None = None
-    estimated: bool = False
-
-
-Refusal = Literal["wait", "exhausted"]
-"""`wait`: others may settle for less than they hold. `exhausted`: what is spent leaves no room, whatever they do."""
+    prompt: int
+    output: int
+    cost: Decimal | None
 
 
-def reservation(
-    cap: Cap, totals: Totals, prompt: Usage, most_output: int, prices: PriceList | None
-) -> tuple[Amount, int] | Refusal:
-    """What to reserve for a model call, and the limit of its output: `most_output`, or less where less is left."""
-    room = output_room(cap, totals.taken, prompt, prices)
-    if room == 0:
-        return "exhausted" if output_room(cap, totals.spent, prompt, prices) == 0 else "wait"
-    output = most_output if room is None else min(most_output, room)
-    return amount(prompt.model_copy(update={"output_tokens": output}), prices), output
+def prompt_at_most(last: Usage | None, new: int, whole: int) -> int:
+    """The most tokens that a prompt can have, of `whole` bytes, of which `new` came after the call before, which took
+    `last`. A token is a byte at least."""
+    known = last is not None and whole_input(last) > 0
+    return HIDDEN_TOKENS + (min(whole, tokens(last) + new) if last and known else whole)
 
 
-def reserve(cap: Cap, totals: Totals, entry: Entry | None, wanted: Amount) -> tuple[Totals, Entry] | Refusal:
-    """Hold so much for a call, all or nothing. A call that holds already keeps what it has. Raises ValueError for one
-    that was charged: its reservation is used up."""
-    if entry is not None:
-        if entry.charged is not None:
-            raise ValueError("this call was charged already: a reservation is used once")
-        return totals, entry
-    if not cap.allows(totals.taken + wanted):
-        return "wait" if cap.allows(totals.spent + wanted) else "exhausted"
-    return replace(totals, held=totals.held + wanted), Entry(wanted)
+def share(prompt: int, output: int, prices: PriceList | None) -> Share:
+    """What a call takes at most, each token of its prompt being of the dearest kind."""
+    if prices is None:
+        return Share(prompt, output, None)
+    kinds = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+    return Share(prompt, output, max(cost(prices, Usage(output_tokens=output, **{kind: prompt})) for kind in kinds))
 
 
-def settle(totals: Totals, entry: Entry, actual: Amount) -> tuple[Totals, Entry]:
-    """Charge a call with what it took, in the place of its reservation or of its estimate; the first answer counts. A
-    call that was not sent after all took nothing."""
-    if entry.charged is not None and not entry.estimated:
-        return totals, entry
-    if entry.charged is None:
-        totals = replace(totals, held=totals.held - entry.reserved)
-    else:
-        totals = replace(totals, spent=totals.spent - entry.charged, estimated=totals.estimated - entry.charged)
-    return replace(totals, spent=totals.spent + actual), Entry(entry.reserved, actual)
+def smaller_share(budget: Budget, wanted: Share, prices: PriceList | None) -> Share | str | None:
+    """What to do where a budget, which stands so without the call, has no room for a share: reserve a smaller one;
+    None: wait for what others hold of it, of which they may leave some; a text: why there is nothing to wait for."""
+    cap, spent = budget.cap, budget.spent
+    if cap.cost is not None and prices is None:
+        return f"budget {budget.name!r} has a cap in dollars, and the prices of the run's model are not known"
+    least = share(wanted.prompt, 0, prices)
+    rooms = [wanted.output]
+    if cap.tokens is not None:
+        rooms.append(cap.tokens - spent.tokens - wanted.prompt)
+    if cap.cost is not None and prices is not None and least.cost is not None:
+        left = EXACT.subtract(cap.cost, EXACT.add(spent.cost, least.cost))
+        paid = output_for(prices, wanted.prompt, left) if left >= 0 else 0
+        rooms += [] if paid is None else [paid]
+    if min(rooms) <= 0:
+        return (
+            f"budget {budget.name!r}: {standing(budget)}; the next call takes up to {wanted.prompt} tokens before its "
+            f"answer. Raise the cap and resume"
+        )
+    return None if budget.held.tokens else share(wanted.prompt, min(rooms), prices)
 
 
-def lose(totals: Totals, entry: Entry) -> tuple[Totals, Entry]:
-    """Charge a call whose process died before its answer with its whole reservation, as an estimate."""
-    if entry.charged is not None:
-        return totals, entry
-    reserved = entry.reserved
-    totals = Totals(totals.spent + reserved, totals.held - reserved, totals.estimated + reserved)
-    return totals, Entry(reserved, reserved, estimated=True)
+def standing(budget: Budget) -> str:
+    """Where a budget stands, for people."""
+    cap, spent, parts = budget.cap, budget.spent, []
+    if cap.cost is not None or spent.cost:
+        parts.append(f"{in_dollars(spent.cost)} of {'any' if cap.cost is None else in_dollars(cap.cost)} spent")
+    if cap.tokens is not None or not parts:
+        parts.append(f"{spent.tokens} of {'any' if cap.tokens is None else cap.tokens} tokens used")
+    return " and ".join(parts)

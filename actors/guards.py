@@ -24,9 +24,10 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
+from ..store.budgets import Amount, Cap
 from ..store.errors import UsageError
 from ..store.events import Usage
-from .budgets import Amount, Cap, breach, expected_next, output_room
+from .budgets import breach, expected_next, output_room
 from .ceilings import NO_TOOLS, Answer, final_answer, final_notice, is_final, over, turns_left, used_up
 from .loops import Made, call_hash, explanation, looping
 from .prices import PriceList

@@ -14,12 +14,14 @@ from decimal import Decimal
 from functools import reduce
 from typing import Any
 
+from ..store.budgets import EXACT, ZERO, Amount, tokens
 from ..store.errors import CorruptLog, IllegalTransition
 from ..store.events import (
     AgentRef,
     AssistantDelta,
     AssistantInterrupted,
     AssistantMessage,
+    BudgetReserved,
     CancelRequested,
     CodeChanged,
     Event,
@@ -40,12 +42,11 @@ from ..store.events import (
 )
 from ..store.projections import add_usage, closing_results
 from ..store.states import TERMINAL, TRANSITIONS, Status, status_after
-from .budgets import Amount, tokens
 from .calls import AboutCall, Call, Turn, evolve_call, of_class, resumed
 from .ceilings import GOES_ON, Answer, is_final, is_final_notice
 from .guards import Limits, Stop, TurnPlan, after_final, changed, limits_of, plan_turn
 from .partial import Partial, heard, interrupted
-from .prices import EXACT, ZERO, PriceList, cost
+from .prices import PriceList, cost
 from .standing import loop_end, standing
 from .unanswered import is_empty, is_refusal, refused, silent, told_of_silence
 
@@ -64,6 +65,8 @@ class State:
     turn: Turn | None = None
     turn_started: bool = False
     """A model call is under way (or was, when its process died)."""
+    reserved: BudgetReserved | None = None
+    """What its present owner holds of the budget that it shares."""
     partial: Partial | None = None
     """What was received of an answer that is not complete."""
     usage: Usage = field(default_factory=Usage)
@@ -126,7 +129,7 @@ def evolve(state: State, event: Event) -> State:
     state = replace(state, seq=state.seq + 1, status=status, turn=turn)
     match event:
         case RunClaimed():
-            return replace(state, epoch=event.epoch)
+            return replace(state, epoch=event.epoch, reserved=None)
         case CodeChanged():
             return replace(state, changes=(*state.changes, event))
         case NoticeInjected():
@@ -137,6 +140,10 @@ def evolve(state: State, event: Event) -> State:
             if event.turn_index != state.turn_count or state.turn_started:
                 raise IllegalTransition(status, event.type, f"turn {event.turn_index} is not due")
             return replace(state, turn_started=True)
+        case BudgetReserved():
+            if event.turn_index != state.turn_count or not state.turn_started:
+                raise IllegalTransition(status, event.type, f"turn {event.turn_index} was not started")
+            return replace(state, reserved=event)
         case AssistantDelta():
             return replace(state, partial=_heard(state, event))
         case AssistantInterrupted():
@@ -145,7 +152,7 @@ def evolve(state: State, event: Event) -> State:
             return replace(_spent(state, event.usage), partial=replace(state.partial, counted=True))
         case AssistantMessage():
             past = (*state.past, before) if before else state.past
-            return replace(_spent(state, event.usage), past=past, turn_started=False, partial=None)
+            return replace(_spent(state, event.usage), past=past, turn_started=False, partial=None, reserved=None)
         case CancelRequested():
             return replace(state, cancel=event)
         case RunCompleted() | RunFailed() | RunCancelled() | RunTimedOut():

@@ -17,21 +17,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from decimal import Context, Decimal, Inexact, InvalidOperation
+from decimal import Decimal
 from functools import reduce
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from ..store.budgets import EXACT, ZERO
 from ..store.errors import UsageError
 from ..store.events import Usage
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelPrice, TieredPrices
 
-EXACT: Final = Context(prec=200, traps=[Inexact, InvalidOperation])
-"""Arithmetic that fails rather than rounds, whatever context the user's code has set."""
-ZERO: Final = Decimal(0)
 MILLION: Final = 1_000_000
 
 Price = Annotated[Decimal, Field(ge=0, max_digits=24, decimal_places=12)]

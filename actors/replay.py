@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ..store.budgets import Amount
 from ..store.events import AssistantMessage, Stored, ToolResult
 from ..store.states import Status
-from .budgets import Amount, amount
+from .budgets import amount
 from .calls import Call, Turn
 from .ceilings import is_final
 from .guards import Limits, Refused, Stop, Wanted, changed, plan_turn

@@ -14,10 +14,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal
 
+from ..store.budgets import Budget
 from ..store.errors import PerdureError, UsageError
 from ..store.events import (
     AgentRef,
     AssistantDelta,
+    BudgetReserved,
     CodeChanged,
     Event,
     NoticeInjected,
@@ -31,17 +33,20 @@ from ..store.events import (
 )
 from ..store.log import Refused
 from .agent import Agent
+from .budgets import Share, smaller_share
 from .calls import Call
 from .changed import asked_anew, code_change, misfits
 from .loading import LoadedAgent
 from .machine import Ask as AskStep
-from .machine import CallModel, Finish, State, Wait, evolve, evolve_all, fold, messages, next_step, uncounted
+from .machine import CallModel, Finish, State, Wait, evolve, evolve_all, fold, next_step, uncounted
 from .machine import Execute as ExecuteStep
 from .model import Interrupted, Model, ModelError, ModelReply, ModelRequest, delayed, make_model
+from .prompts import request_of
 from .reception import Reception
 from .requests import Ended, Execute, Executed, Start
 from .results import valid_text
 from .servers import with_servers
+from .shares import charged, pause, reservation, share_of
 from .standing import judged
 from .turn import asked_again, turn_events
 
@@ -79,6 +84,10 @@ class Owner:
         self._failures = 0
         self._broken = 0
         """How often the answer to the turn that is due broke off."""
+        self._asked_with = ""
+        """The reservation, by its event id, of the newest model call in a shared budget."""
+        self._short: Budget | None = None
+        """The shared budget that has just refused a reservation."""
 
     async def drive(self) -> Ended:
         """Drive the run until it ends, waits for somebody, or is lost to another owner."""
@@ -156,6 +165,11 @@ class Owner:
             loaded = self._agent()
             answer = self._answers.get(step.turn_index)
             self._start_turn(step)
+            if answer is None and self._state.created.budget is not None:
+                share = await self._reserve(loaded.agent, self._request(loaded.agent, step))
+                if share is None:
+                    return
+                step = replace(step, plan=replace(step.plan, max_output_tokens=share.output_tokens))
             if answer is None:
                 answer = await self._answer(loaded, step)
             if answer is not None:
@@ -196,7 +210,30 @@ class Owner:
         state = self._state
         judge = partial(judged, state.limits, state.turns, state.resumed)
         about = (loaded.agent, state.created.metadata, judge)
-        return await turn_events(self._start.run_id, step.turn_index, reply, *about)
+        events = await turn_events(self._start.run_id, step.turn_index, reply, *about)
+        return events if state.created.budget is None else charged(events, state.prices)
+
+    async def _reserve(self, agent: Agent, request: ModelRequest) -> BudgetReserved | None:
+        """Hold what a model call can take of the shared budget, durably. None: it is not to be made now."""
+        wanted: Share | str | None = share_of(request, agent, self._state)
+        while isinstance(wanted, Share):
+            if not any(isinstance(event, BudgetReserved) for event in self._pending):
+                self._pending.append(reservation(request.turn_index, wanted))
+            await self._flush()
+            short, self._short = self._short, None
+            if short is None:
+                held = self._state.reserved
+                fresh = held and held.event_id != self._asked_with and isinstance(next_step(self._state), CallModel)
+                self._asked_with = held.event_id if held and fresh else self._asked_with
+                return held if fresh else None
+            self._pending = [event for event in self._pending if not isinstance(event, BudgetReserved)]
+            wanted = smaller_share(short, wanted, self._state.prices)
+        if wanted is None:
+            await pause(self._news)
+        else:
+            self._pending = [event for event in self._pending if not isinstance(event, TurnStarted)]
+            self._pending.append(RunFailed(code="budget_exceeded", message=wanted, phase="model"))
+        return None
 
     def _ask_again(self, calls: Sequence[Call]) -> None:
         """Make the questions about gated calls of a resumed run pending."""
@@ -270,21 +307,7 @@ class Owner:
         return make_model(model, loaded.folder, agent.model_settings, agent.base_url)
 
     def _request(self, agent: Agent, step: CallModel) -> ModelRequest:
-        created, plan = self._state.created, step.plan
-        tools = [{"name": t.name, "description": t.description, "schema": t.schema} for t in agent.offered]
-        return ModelRequest.model_construct(
-            run_id=self._start.run_id,
-            turn_index=step.turn_index,
-            input=created.input,
-            metadata=created.metadata,
-            instructions=agent.instructions,
-            messages=messages(self._decided()),
-            tools=[] if plan.final else tools,
-            withheld=tools if plan.final else [],
-            turns_left=plan.turns_left,
-            notice=plan.notice or step.notice,
-            max_output_tokens=plan.max_output_tokens,
-        )
+        return request_of(self._start.run_id, self._decided(), agent, step)
 
     # -- a cancel -----------------------------------------------------------------------------------------
 
@@ -331,6 +354,9 @@ class Owner:
                 self._state = fold(await self._ask((self._start.run_id, self._state.seq, LOAD_EVENTS)), self._state)
             if self._state.epoch == self._start.epoch:
                 return
+        elif refusal.reason == "budget":
+            self._short = refusal.budget
+            return
         elif refusal.reason == "illegal":
             self._pending = [RunFailed(code="internal_error", message=refusal.message, phase="append")]
             return

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .budgets import Amount
+from ..store.budgets import Amount
 from .calls import Call, Turn
 from .ceilings import takes_place
 from .guards import Limits, Refused, Standing, Wanted, judge_calls

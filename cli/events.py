@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from ..actors.prices import in_dollars
 from ..store.events import (
     ApprovalDecided,
     ApprovalExpired,
@@ -12,6 +13,7 @@ from ..store.events import (
     AssistantDelta,
     AssistantInterrupted,
     AssistantMessage,
+    BudgetReserved,
     CancelRequested,
     CodeChanged,
     Event,
@@ -63,6 +65,9 @@ def describe(event: Event) -> str:
             return f"{event.was} -> {event.digest}{raised}"
         case NoticeInjected():
             return event.text
+        case BudgetReserved():
+            cost = "" if event.cost is None else f" and {in_dollars(event.cost)}"
+            return f"{event.prompt_tokens} + {event.output_tokens} tokens{cost}"
         case TurnStarted():
             return f"turn {event.turn_index}"
         case AssistantDelta():

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import click
 
-from ..actors.budgets import Amount
 from ..actors.guards import Limits, changed
 from ..actors.prices import in_dollars
 from ..actors.replay import Replayed, replay
+from ..store.budgets import Amount
 from ..store.errors import NotFound, UsageError
 from ..store.rows import RunRow
 from ..store.states import Status

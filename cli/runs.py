@@ -7,11 +7,11 @@ from dataclasses import asdict
 from decimal import Decimal
 from typing import Any, Final
 
-from ..actors.budgets import tokens
 from ..actors.guards import Limits, limits_of
 from ..actors.partial import unfinished
 from ..actors.prices import PriceList, cost, in_dollars, total
 from ..client.questions import questions_in
+from ..store.budgets import tokens
 from ..store.events import (
     AssistantInterrupted,
     AssistantMessage,

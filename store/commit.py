@@ -12,12 +12,13 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from .budgets import Budget
 from .errors import CorruptLog
 from .events import ApprovalRequested, Event, Stored, ToolCallRequested, ToolResult, decode
 from .log import Abandon, Append, Cancel, Claim, Command, Create, Expire, Leave, Refused, Requeue, Verdict
 from .rows import RunRow
 from .rules import Book, Key
-from .schema import call_row, call_values, event_values, run_row, run_values
+from .schema import budget_row, budget_values, call_row, call_values, event_values, run_row, run_values
 from .statements import Statements
 
 
@@ -65,8 +66,21 @@ def _load_book(
     supervisor = None
     if any(isinstance(command, (Claim, Abandon, Expire)) for command in commands):
         supervisor = connection.scalar(statements.supervisor)
-    book = Book(run_rows, {key: call_row(row) for key, row in in_order}, supervisor, now)
+    budgets = _load_budgets(connection, statements, commands, run_rows)
+    book = Book(run_rows, {key: call_row(row) for key, row in in_order}, supervisor, now, budgets)
     return book, {key: row[-1] for key, row in in_order}
+
+
+def _load_budgets(
+    connection: Connection, statements: Statements, commands: Sequence[Command], run_rows: dict[str, RunRow]
+) -> dict[str, Budget]:
+    """The budgets that the runs share, or are to share."""
+    names = {row.budget for row in run_rows.values()}
+    names |= {command.event.budget for command in commands if isinstance(command, Create)}
+    if not any(names):
+        return {}
+    wanted = {"ids": json.dumps([name for name in names if name])}
+    return {row[0]: budget_row(row) for row in connection.execute(statements.budgets, wanted).all()}
 
 
 def _call_keys(command: Command) -> Iterator[Key]:
@@ -118,6 +132,8 @@ def _save(connection: Connection, statements: Statements, book: Book, request_se
         request_seqs = request_seqs | dict(_requests(book.events))
         changed = [call_values(book.calls[key[0]][key[1]], request_seqs[key]) for key in book.changed_calls]
         connection.exec_driver_sql(statements.put_calls, changed)
+    if book.budgets:
+        connection.exec_driver_sql(statements.put_budgets, [budget_values(one) for one in book.budgets.values()])
 
 
 def _requests(appended: dict[str, list[Stored]]) -> Iterator[tuple[Key, int]]:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
+from .budgets import Budget, reserved
 from .events import (
     ApprovalDecided,
     ApprovalExpired,
+    BudgetReserved,
     CancelRequested,
     Event,
     ResultSource,
@@ -28,6 +31,16 @@ from .states import TERMINAL, Status
 
 DEADLINE: Final = "deadline"
 """Who decides when nobody did in time."""
+
+
+def check_room(row: RunRow, budget: Budget | None, wanted: BudgetReserved) -> None:
+    """Raise Refused unless a run's budget, in which the reservation is entered already, allows it."""
+    if budget is None:
+        raise Refused("illegal", f"run {row.run_id} shares no budget")
+    if budget.cap.allows(budget.taken) and (budget.cap.cost is None or wanted.cost is not None):
+        return
+    without = replace(budget, held=budget.held - reserved(wanted))
+    raise Refused("budget", f"run {row.run_id}: budget {budget.name!r} has no room for its call", budget=without)
 
 
 def decide(row: RunRow, call: CallRow, event: ApprovalDecided, now: float) -> tuple[Event, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Annotated, Any, Final, Literal
 from uuid import uuid4
 
@@ -63,6 +64,8 @@ class RunCreated(_Event):
     input: JsonValue
     config: dict[str, JsonValue] = Field(default_factory=dict)
     batch: str | None = None
+    budget: str | None = None
+    """The name of the budget that it shares with others."""
     sample: str | None = None
     correlation_id: str | None = None
     priority: int = 0
@@ -111,6 +114,17 @@ class TurnStarted(_Event):
     turn_index: int
 
 
+class BudgetReserved(_Event):
+    """The most that the model call which follows can take of the budget that the run shares; its answer is cut to
+    `output_tokens`. `cost` is in US dollars, None where the prices of its model are not known."""
+
+    type: Literal["budget_reserved"] = "budget_reserved"
+    turn_index: int
+    prompt_tokens: int = Field(ge=0)
+    output_tokens: int = Field(ge=0)
+    cost: Decimal | None = Field(default=None, ge=0)
+
+
 class AssistantDelta(_Event):
     """A piece of an answer that is being received, from character `offset` of its text on; at 0 another model call
     begins. `usage` is what the call has taken as far as its model has told, `complete` if that is all of it."""
@@ -142,6 +156,8 @@ class AssistantMessage(_Event):
     stop_reason: str
     usage: Usage = Usage()
     native: JsonValue | None = None
+    cost: Decimal | None = Field(default=None, ge=0)
+    """US dollars that the call is charged with in the budget that its run shares."""
 
 
 class ToolCallRequested(_Event):
@@ -337,6 +353,7 @@ Event = (
     | CodeChanged
     | NoticeInjected
     | TurnStarted
+    | BudgetReserved
     | AssistantDelta
     | AssistantInterrupted
     | AssistantMessage

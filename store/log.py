@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Literal, Protocol
 
+from .budgets import Budget
 from .errors import PerdureError
 from .events import (
     ApprovalDecided,
@@ -209,6 +211,7 @@ Reason = Literal[
     "superseded",
     "taken",
     "gated",
+    "budget",
     "decided",
     "expired",
     "illegal",
@@ -216,14 +219,17 @@ Reason = Literal[
 
 
 class Refused(PerdureError):
-    """A command whose guard did not hold; nothing was appended. `newer` are the events that a conflict missed."""
+    """A command whose guard did not hold; nothing was appended. `newer` are the events that a conflict missed, `budget`
+    is that which has no room for a reservation, without it."""
 
-    def __init__(self, reason: Reason, message: str, newer: tuple[Stored, ...] = ()) -> None:
+    def __init__(
+        self, reason: Reason, message: str, newer: tuple[Stored, ...] = (), budget: Budget | None = None
+    ) -> None:
         super().__init__(message)
-        self.reason, self.newer = reason, newer
+        self.reason, self.newer, self.budget = reason, newer, budget
 
-    def __reduce__(self) -> tuple[type[Refused], tuple[Reason, str, tuple[Stored, ...]]]:
-        return type(self), (self.reason, self.message, self.newer)
+    def __reduce__(self) -> tuple[type[Refused], tuple[Reason, str, tuple[Stored, ...], Budget | None]]:
+        return type(self), (self.reason, self.message, self.newer, self.budget)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +304,14 @@ class EventLog(Protocol):
 
     async def drop_lease(self, name: str, nonce: str) -> None:
         """Give a lease back; nothing happens when `nonce` does not hold it."""
+        ...
+
+    async def budgets(self, name: str | None = None) -> list[Budget]:
+        """The shared budgets, or that of a name, by name."""
+        ...
+
+    async def cap_budget(self, name: str, caps: Mapping[str, int | Decimal | None]) -> Budget:
+        """Make a budget, or change its caps: `tokens`, `cost`; None lifts one. It has no bound to begin with."""
         ...
 
     async def keep(self, digest: str, part: int, data: bytes) -> None:

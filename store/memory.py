@@ -5,7 +5,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
 
+from .budgets import Budget, Cap
 from .events import Stored
 from .log import Command, Verdict
 from .rows import CallRow, Clock, Lease, RunRow
@@ -24,11 +28,12 @@ class MemoryLog:
         self._runs: dict[str, RunRow] = {}
         self._calls: dict[Key, CallRow] = {}
         self._leases: dict[str, Lease] = {}
+        self._budgets: dict[str, Budget] = {}
         self._blobs: dict[tuple[str, int], bytes] = {}
 
     async def commit(self, commands: Sequence[Command]) -> list[Verdict]:
         holder = self._leases.get(SUPERVISOR)
-        book = Book(self._runs, self._calls, holder.nonce if holder else None, self._clock())
+        book = Book(self._runs, self._calls, holder.nonce if holder else None, self._clock(), self._budgets)
         verdicts = []
         for command in commands:
             wanted = book.tail_wanted(command)
@@ -40,6 +45,7 @@ class MemoryLog:
             self._runs[run_id] = book.runs[run_id]
         for run_id, call_id in book.changed_calls:
             self._calls[run_id, call_id] = book.calls[run_id][call_id]
+        self._budgets.update(book.budgets)
         return verdicts
 
     def _after(self, run_id: str, after: int) -> list[Stored]:
@@ -107,6 +113,15 @@ class MemoryLog:
     async def drop_lease(self, name: str, nonce: str) -> None:
         if (holder := self._leases.get(name)) and holder.nonce == nonce:
             del self._leases[name]
+
+    async def budgets(self, name: str | None = None) -> list[Budget]:
+        return [budget for key, budget in sorted(self._budgets.items()) if name in (None, key)]
+
+    async def cap_budget(self, name: str, caps: Mapping[str, int | Decimal | None]) -> Budget:
+        budget = self._budgets.get(name, Budget(name))
+        cap: Any = {"tokens": budget.cap.tokens, "cost": budget.cap.cost} | dict(caps)
+        self._budgets[name] = replace(budget, cap=Cap(**cap))
+        return self._budgets[name]
 
     async def keep(self, digest: str, part: int, data: bytes) -> None:
         self._blobs.setdefault((digest, part), data)

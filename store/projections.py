@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 
 from pydantic import JsonValue
 
+from .budgets import Budget, entered
 from .errors import IllegalTransition
 from .events import (
     STRICTNESS,
@@ -18,6 +19,7 @@ from .events import (
     AssistantDelta,
     AssistantInterrupted,
     AssistantMessage,
+    BudgetReserved,
     CancelRequested,
     CodeChanged,
     Decision,
@@ -108,6 +110,7 @@ def first_row(run_id: str, event: RunCreated, now: float) -> RunRow:
         agent=event.agent.ref,
         digest=event.agent.digest,
         batch=event.batch,
+        budget=event.budget,
         sample=event.sample,
         priority=event.priority,
         created_at=now,
@@ -116,9 +119,11 @@ def first_row(run_id: str, event: RunCreated, now: float) -> RunRow:
 
 
 class Fold:
-    """The rows of one run while events are folded into them. The run's row is made once, however many events come."""
+    """The rows of one run while events are folded into them, that of its budget too. The run's row is made once,
+    however many events come."""
 
-    def __init__(self, row: RunRow, calls: Mapping[str, CallRow]) -> None:
+    def __init__(self, row: RunRow, calls: Mapping[str, CallRow], budget: Budget | None = None) -> None:
+        self.budget = budget
         self.calls = dict(calls)
         self.touched: dict[str, None] = {}
         """Ids of the calls that have changed, in order of change."""
@@ -156,6 +161,8 @@ class Fold:
             self.status = status_after(self.status, event, self._open, self._waiting)
             if self.status is Status.AWAITING_APPROVAL:
                 changes["parked"] = True
+        if self.budget:
+            self.budget, changes["held"] = entered(self.budget, changes.get("held", row.held), event)
         changes["updated_at"] = now
         return Stored(seq, now, changes.get("epoch", row.epoch), event)
 
@@ -234,7 +241,7 @@ def fold_call(calls: Mapping[str, CallRow], run_id: str, event: Event, seq: int,
             )
         case ToolResult():
             return replace(_open_call(calls, event), result_seq=seq, result_id=event.event_id, due_at=None)
-        case TurnStarted() | AssistantDelta() | AssistantMessage() | NoticeInjected():
+        case TurnStarted() | BudgetReserved() | AssistantDelta() | AssistantMessage() | NoticeInjected():
             return None  # as the rest, but at once: they are frequent
         case ToolCallRetried():
             return replace(calls[event.tool_call_id], attempt=event.attempt, unsettled=False, nonce="")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from .budgets import Amount
 from .events import Decision, Usage
 from .states import Status
 
@@ -50,6 +51,10 @@ class RunRow:
     timeout_s: float | None = None
     deadline_at: float | None = None
     """When it has taken `timeout_s` since its creation or newest resume; None once it ended or is being cancelled."""
+    budget: str | None = None
+    """The budget that it shares with others."""
+    held: Amount | None = None
+    """What is reserved there for its model call."""
 
 
 @dataclass(frozen=True, slots=True)

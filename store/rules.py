@@ -9,27 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import assert_never
 
-from .decisions import cancelled, closed, decide, expire, outcome_of_waiting, settle, waited_for
+from .budgets import Budget
+from .decisions import cancelled, check_room, closed, decide, expire, outcome_of_waiting, settle, waited_for
 from .errors import IllegalTransition
 from .events import (
     ApprovalRequested,
-    AssistantDelta,
-    AssistantInterrupted,
-    AssistantMessage,
-    CodeChanged,
+    BudgetReserved,
     Event,
-    NoticeInjected,
-    RunCancelled,
     RunClaimed,
-    RunCompleted,
-    RunFailed,
     Stored,
     ToolCallRequested,
     ToolEvidence,
-    ToolResult,
-    TurnStarted,
 )
 from .log import (
     Abandon,
@@ -56,36 +49,27 @@ from .log import (
 )
 from .projections import Fold, first_row
 from .rows import CallRow, RunRow
-from .states import TERMINAL, Status
+from .states import OWNERS_EVENTS, TERMINAL, Status
 
 Key = tuple[str, str]
-_OWNERS_EVENTS = (
-    CodeChanged,
-    NoticeInjected,
-    TurnStarted,
-    AssistantDelta,
-    AssistantInterrupted,
-    AssistantMessage,
-    ToolCallRequested,
-    ApprovalRequested,
-    ToolResult,
-    RunCompleted,
-    RunFailed,
-    RunCancelled,
-)
 
 
 class Book:
     """The rows of one transaction: judged, changed in memory, written by the log that made it."""
 
     def __init__(
-        self, runs: Mapping[str, RunRow], calls: Mapping[Key, CallRow], supervisor: str | None, now: float
+        self,
+        runs: Mapping[str, RunRow],
+        calls: Mapping[Key, CallRow],
+        supervisor: str | None,
+        now: float,
+        budgets: Mapping[str, Budget] = MappingProxyType({}),
     ) -> None:
         self.runs = dict(runs)
         self.calls: dict[str, dict[str, CallRow]] = {}
         for (run_id, call_id), call in calls.items():
             self.calls.setdefault(run_id, {})[call_id] = call
-        self.supervisor, self.now = supervisor, now
+        self.supervisor, self.now, self.budgets = supervisor, now, dict(budgets)
         self.events: dict[str, list[Stored]] = {}
         self.changed_runs: set[str] = set()
         self.changed_calls: dict[Key, None] = {}
@@ -159,6 +143,8 @@ class Book:
         event = command.event
         if row := self.runs.get(command.run_id):
             raise Refused("exists", f"run {row.run_id} exists already")
+        if event.budget is not None and event.budget not in self.budgets:
+            raise Refused("not_found", f"run {command.run_id}: there is no budget {event.budget!r} in this store")
         return self._write(first_row(command.run_id, event, self.now), [event])
 
     def _claim(self, command: Claim) -> Accepted:
@@ -236,9 +222,9 @@ class Book:
         if row.status in TERMINAL:
             raise Refused("ended", f"run {row.run_id} has ended as {row.status}", newer)
         for event in fresh:
-            if not isinstance(event, _OWNERS_EVENTS):
+            if event.type not in OWNERS_EVENTS:
                 raise Refused("illegal", f"run {row.run_id}: {event.type} is not the owner's to append")
-            if row.cancel and isinstance(event, ToolCallRequested | ApprovalRequested):
+            if row.cancel and isinstance(event, ToolCallRequested | ApprovalRequested | BudgetReserved):
                 raise Refused("cancelled", f"run {row.run_id} is being cancelled")
             if isinstance(event, ApprovalRequested) and self._has_attempt(row.run_id, event.tool_call_id):
                 raise Refused("illegal", f"call {event.tool_call_id} of run {row.run_id} may have begun unasked")
@@ -382,10 +368,14 @@ class Book:
 
     def _write(self, row: RunRow, events: Sequence[Event]) -> Accepted:
         """Fold events into copies of the rows; nothing is kept unless every event is legal."""
-        fold = Fold(row, self.calls.get(row.run_id, {}))
+        fold = Fold(row, self.calls.get(row.run_id, {}), self.budgets.get(row.budget or ""))
         stored = [fold.add(event, self.now) for event in events]
         if fold.status is Status.AWAITING_APPROVAL:
             stored += [fold.add(event, self.now) for event in outcome_of_waiting(fold.row, fold.open_calls)]
+        if wanted := next((event for event in events if isinstance(event, BudgetReserved)), None):
+            check_room(row, fold.budget, wanted)
+        if fold.budget:
+            self.budgets[fold.budget.name] = fold.budget
         row = fold.row
         self.runs[row.run_id] = row
         self.calls[row.run_id] = fold.calls

@@ -1,8 +1,8 @@
 """The tables of a stored log, and the way from a row to a value and back.
 
-`events` is the truth; `runs` and `calls` are projections of it, `leases` says who works here, `blobs` are what results
-leave out, by digest and part, and `meta` says which version of this file wrote the database. Everything but blobs is
-text and numbers; JSON is text.
+`events` is the truth; `runs` and `calls` are projections of it, `budgets` are what runs share, `leases` says who works
+here, `blobs` are what results leave out, by digest and part, and `meta` says which version of this file wrote the
+database. Everything but blobs is text and numbers; JSON is text.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from decimal import Decimal
 from operator import attrgetter
 from typing import Any, Final
 
@@ -26,6 +27,7 @@ from sqlalchemy import (
     Text,
 )
 
+from .budgets import Amount, Budget, Cap
 from .events import Stored, Usage, encode
 from .rows import CallRow, Lease, RunRow
 from .states import Status
@@ -95,6 +97,9 @@ runs: Final = Table(
     Column("parked", Boolean, nullable=False),
     _seconds("timeout_s", nullable=True),
     _seconds("deadline_at", nullable=True),
+    _text("budget", nullable=True),
+    _number("held_tokens", nullable=True),
+    _text("held_cost", nullable=True),
 )
 Index("runs_sweep", runs.c.status, runs.c.priority.desc(), runs.c.created_at, runs.c.run_id)
 Index("runs_newest", runs.c.created_at.desc(), runs.c.run_id)
@@ -151,6 +156,20 @@ leases: Final = Table(
     _seconds("expires_at"),
 )
 
+budgets: Final = Table(
+    "budgets",
+    metadata,
+    Column("name", Text, primary_key=True),
+    _number("cap_tokens", nullable=True),
+    _text("cap_cost", nullable=True),
+    *(
+        column
+        for part in ("spent", "held", "estimated")
+        for column in (_number(f"{part}_tokens"), _text(f"{part}_cost"))
+    ),
+)
+"""Money is the text of a decimal number, which is exact."""
+
 blobs: Final = Table(
     "blobs",
     metadata,
@@ -170,9 +189,10 @@ def run_row(row: Sequence[Any]) -> RunRow:
     """The projection of a run from a row of `runs`."""
     run_id, status, *plain = row[:_USAGE_AT]
     usage = Usage(**dict(zip(_USAGE, row[_USAGE_AT:], strict=False)))
-    cancel, claim_id, charges, decisions, *rest = row[_USAGE_AT + len(_USAGE) :]
+    cancel, claim_id, charges, decisions, *rest = row[_USAGE_AT + len(_USAGE) : -2]
     values: list[Any] = [run_id, Status(status), *plain, usage, cancel, claim_id]
-    values += [_parsed(charges), _parsed(decisions), *rest]
+    held = None if row[-2] is None else Amount(row[-2], Decimal(row[-1]))
+    values += [_parsed(charges), _parsed(decisions), *rest, held]
     return RunRow(*values)
 
 
@@ -206,6 +226,9 @@ def run_values(run: RunRow) -> tuple[Any, ...]:
         run.parked,
         run.timeout_s,
         run.deadline_at,
+        run.budget,
+        run.held.tokens if run.held else None,
+        f"{run.held.cost:f}" if run.held else None,
     )
 
 
@@ -217,6 +240,25 @@ def call_row(row: Sequence[Any]) -> CallRow:
 def call_values(call: CallRow, request_seq: int) -> tuple[Any, ...]:
     """The row of `calls` for a projection; `request_seq` is the seq of the call's request and keeps the order."""
     return (*_call_values(call), request_seq)
+
+
+def budget_row(row: Sequence[Any]) -> Budget:
+    """A budget from a row of `budgets`."""
+    name, tokens, cost, *parts = row
+    amounts = [Amount(parts[at], Decimal(parts[at + 1])) for at in (0, 2, 4)]
+    return Budget(name, Cap(tokens, None if cost is None else Decimal(cost)), *amounts)
+
+
+def budget_values(budget: Budget) -> tuple[Any, ...]:
+    """The row of `budgets` for a budget."""
+    cap = budget.cap
+    amounts = [(part.tokens, f"{part.cost:f}") for part in (budget.spent, budget.held, budget.estimated)]
+    return (
+        budget.name,
+        cap.tokens,
+        None if cap.cost is None else f"{cap.cost:f}",
+        *(v for pair in amounts for v in pair),
+    )
 
 
 def event_values(run_id: str, stored: Stored) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ import random
 import sqlite3
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from decimal import Decimal
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final, TypeVar
@@ -21,6 +22,7 @@ from typing import Any, Final, TypeVar
 from sqlalchemy import ColumnElement, Connection, Select, delete, func, or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
+from .budgets import Budget
 from .commit import apply, stored_event
 from .engine import (
     Connections,
@@ -41,7 +43,19 @@ from .errors import CorruptLog, StoreUnavailable, UsageError
 from .events import Stored
 from .log import Command, Refused, Verdict
 from .rows import CallRow, Clock, Lease, RunRow
-from .schema import blobs, call_row, calls, events, lease_values, leases, run_row, runs
+from .schema import (
+    blobs,
+    budget_row,
+    budget_values,
+    budgets,
+    call_row,
+    calls,
+    events,
+    lease_values,
+    leases,
+    run_row,
+    runs,
+)
 from .statements import Statements, insert_for
 from .states import Status
 
@@ -145,6 +159,19 @@ class SqlLog:
                 connection.execute(delete(leases).where(leases.c.name == name, leases.c.nonce == nonce))
 
         await self._apart(self._write(work, "written"))
+
+    async def cap_budget(self, name: str, caps: Mapping[str, int | Decimal | None]) -> Budget:
+        changes = {f"cap_{kind}": f"{cap:f}" if isinstance(cap, Decimal) else cap for kind, cap in caps.items()}
+
+        def work(connection: Connection) -> Budget:
+            with connection.begin():
+                new = dict(zip(budgets.c.keys(), budget_values(Budget(name)), strict=True))
+                connection.execute(insert_for(budgets, connection.dialect).on_conflict_do_nothing(), new)
+                if changes:
+                    connection.execute(update(budgets).where(budgets.c.name == name).values(changes))
+                return budget_row(connection.execute(select(*budgets.c).where(budgets.c.name == name)).one())
+
+        return await self._apart(self._write(work, "written"))
 
     async def keep(self, digest: str, part: int, data: bytes) -> None:
         def work(connection: Connection) -> None:
@@ -272,6 +299,12 @@ class SqlLog:
     async def calls(self, run_id: str) -> list[CallRow]:
         statement = select(*calls.c).where(calls.c.run_id == run_id).order_by(calls.c.request_seq)
         return [call_row(row) for row in await self._rows(statement)]
+
+    async def budgets(self, name: str | None = None) -> list[Budget]:
+        statement = select(*budgets.c).order_by(budgets.c.name)
+        if name is not None:
+            statement = statement.where(budgets.c.name == name)
+        return [budget_row(row) for row in await self._rows(statement)]
 
     async def kept(self, digest: str, part: int) -> bytes | None:
         rows = await self._rows(select(blobs.c.data).where(blobs.c.digest == digest, blobs.c.part == part))

@@ -29,12 +29,13 @@ from sqlalchemy import (
 from sqlalchemy.dialects import sqlite
 
 from .memory import SUPERVISOR
-from .schema import calls, events, leases, runs
+from .schema import budgets, calls, events, leases, runs
 
 if TYPE_CHECKING:
     from sqlalchemy.dialects import postgresql
 
-_RUN_FIXED: Final = frozenset({"agent", "batch", "sample", "priority", "created_at"})
+_RUN_FIXED: Final = frozenset({"agent", "batch", "sample", "priority", "created_at", "budget"})
+_BUDGET_FIXED: Final = frozenset({"cap_tokens", "cap_cost"})
 _CALL_FIXED: Final = frozenset({"turn_index", "name", "request_seq"})
 
 
@@ -52,9 +53,12 @@ class Statements:
     places: Select[Any]
     """(run_id, seq, at, epoch, body) of single events, by `places`, a JSON list of [run_id, seq]."""
     supervisor: Select[Any]
+    budgets: Select[Any]
+    """By `ids`, a JSON list of names; locked as runs are, and after them."""
     insert_events: str
     put_runs: str
     put_calls: str
+    put_budgets: str
 
     @classmethod
     def of(cls, dialect: Dialect) -> Statements:
@@ -67,9 +71,14 @@ class Statements:
             _tails(unpack),
             _places(unpack),
             select(leases.c.nonce).where(leases.c.name == SUPERVISOR).with_for_update(read=True),
+            select(*budgets.c)
+            .where(budgets.c.name.in_(_ids(on_sqlite)))
+            .order_by(budgets.c.name)
+            .with_for_update(of=budgets),
             _sql(insert(events), events, dialect),
             _sql(_upsert(runs, dialect, _RUN_FIXED), runs, dialect),
             _sql(_upsert(calls, dialect, _CALL_FIXED), calls, dialect),
+            _sql(_upsert(budgets, dialect, _BUDGET_FIXED), budgets, dialect),
         )
 
 

@@ -64,8 +64,25 @@ _OF_CALLS: Final = frozenset(
 """Events after which the open calls say where the run stands."""
 _OF_OWNERS: Final = frozenset({Status.RUNNING, Status.AWAITING_TOOL})
 _IN_A_TURN: Final = frozenset(
-    {"notice_injected", "turn_started", "assistant_delta", "assistant_interrupted", "assistant_message"}
+    {
+        "notice_injected",
+        "turn_started",
+        "budget_reserved",
+        "assistant_delta",
+        "assistant_interrupted",
+        "assistant_message",
+    }
 )
+OWNERS_EVENTS: Final = _IN_A_TURN | {
+    "code_changed",
+    "tool_call_requested",
+    "approval_requested",
+    "tool_result",
+    "run_completed",
+    "run_failed",
+    "run_cancelled",
+}
+"""What the owner of a run may append."""
 _ENDS: Final = {
     "run_completed": Status.COMPLETED,
     "run_failed": Status.FAILED,

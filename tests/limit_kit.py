@@ -13,10 +13,10 @@ from perdure.actors.requests import Ended, Execute, Executed, Start
 from perdure.actors.run import Owner
 from perdure.actors.tools import Tool, ToolOptions
 from perdure.store.events import Event, RunRequeued, ToolCallRequested, ToolResult, Usage
-from perdure.store.log import Append, EventLog, Requeue, Result
+from perdure.store.log import Append, EventLog, Refused, Requeue, Result
 from perdure.store.memory import MemoryLog
 
-from .fakes import RUN, ManualClock, accepted, check_messages, claim, created, held, loader, new_run
+from .fakes import RUN, ManualClock, accepted, check_messages, claim, created, held, loader, new_run, verdict
 
 Answer = Callable[[ToolCallRequested], tuple[str, bool]]
 """Content and `is_error` of the result of a call."""
@@ -74,7 +74,9 @@ class Play:
         return self.turns[request.turn_index]
 
     async def _journal(self, asked: Execute) -> Executed:
-        done = await accepted(self.log, Append(self.run_id, asked.epoch, asked.expected_seq, asked.events))
+        done = await verdict(self.log, Append(self.run_id, asked.epoch, asked.expected_seq, asked.events))
+        if isinstance(done, Refused):
+            raise done
         requests = {event.tool_call_id: event for event in asked.events if isinstance(event, ToolCallRequested)}
         requests |= {known.tool_call_id: known for known in asked.known}
         for open_call in () if done.row.status.is_terminal else done.calls:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from perdure.actors.budgets import Amount
 from perdure.actors.guards import Limits, Standing, TurnPlan, plan_turn
 from perdure.actors.machine import CallModel
+from perdure.store.budgets import Amount
 from perdure.store.events import (
     ApprovalDecided,
     ApprovalExpired,
@@ -14,6 +14,7 @@ from perdure.store.events import (
     AssistantDelta,
     AssistantInterrupted,
     AssistantMessage,
+    BudgetReserved,
     CancelRequested,
     CodeChanged,
     Event,
@@ -124,6 +125,7 @@ ONE_OF_EACH: dict[str, Event] = {
         CodeChanged(was="d", digest="e", tools={}),
         NoticeInjected(turn_index=0, text="the last one"),
         TurnStarted(turn_index=0),
+        BudgetReserved(turn_index=0, prompt_tokens=1, output_tokens=1),
         delta(),
         AssistantInterrupted(turn_index=0, usage=Usage(input_tokens=1), estimated=True),
         answer(),

@@ -11,18 +11,15 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from perdure.actors.budgets import (
-    Amount,
-    Cap,
-    Entry,
-    Totals,
+    HIDDEN_TOKENS,
+    Share,
     amount,
     breach,
     expected_next,
-    lose,
     output_room,
-    reservation,
-    reserve,
-    settle,
+    prompt_at_most,
+    share,
+    smaller_share,
 )
 from perdure.actors.ceilings import Answer, final_answer, final_notice, is_final, over, takes_place, turns_left
 from perdure.actors.guards import (
@@ -39,6 +36,7 @@ from perdure.actors.guards import (
 )
 from perdure.actors.loops import Made, call_hash
 from perdure.actors.prices import PriceList, Rate
+from perdure.store.budgets import Amount, Budget, Cap
 from perdure.store.events import Usage
 
 PRICES = PriceList(
@@ -257,77 +255,42 @@ def test_a_run_whose_prompts_are_as_expected_never_passes_its_budget(
 # -- a budget that many runs share ------------------------------------------------------------------------
 
 
-def test_a_call_in_a_shared_budget_is_cut_or_waits_or_is_refused() -> None:
-    cap, prompt = Cap(tokens=1000), Usage(input_tokens=100)
-    assert reservation(cap, Totals(), prompt, 300, None) == (Amount(400), 300)
-    assert reservation(cap, Totals(spent=Amount(700)), prompt, 300, None) == (Amount(300), 200)
-    assert reservation(cap, Totals(spent=Amount(700), held=Amount(250)), prompt, 300, None) == "wait"
-    assert reservation(cap, Totals(spent=Amount(900)), prompt, 300, None) == "exhausted"
-    assert reserve(cap, Totals(Amount(700), Amount(250)), None, Amount(100)) == "wait"
-    assert reserve(cap, Totals(Amount(950)), None, Amount(100)) == "exhausted"
+def test_a_share_that_does_not_fit_is_cut_waits_or_is_refused() -> None:
+    cap, wanted = Cap(tokens=1_000), share(100, 300, None)
+    assert smaller_share(Budget("b", cap, spent=Amount(700)), wanted, None) == share(100, 200, None)
+    assert smaller_share(Budget("b", cap, spent=Amount(700), held=Amount(250)), wanted, None) is None
+    told = smaller_share(Budget("b", cap, spent=Amount(900), held=Amount(50)), wanted, None)
+    assert isinstance(told, str) and "'b'" in told and "900 of 1000 tokens" in told, "nobody waits in vain"
 
 
-def test_a_lost_call_is_charged_as_reserved_until_its_answer_comes_after_all() -> None:
-    held = reserve(Cap(tokens=100), Totals(), None, Amount(40, Decimal("0.4")))
-    assert not isinstance(held, str)
-    totals, entry = lose(*held)
-    assert totals == Totals(Amount(40, Decimal("0.4")), Amount(), Amount(40, Decimal("0.4")))
-    assert entry.estimated and entry.charged == entry.reserved
-    late, entry = settle(totals, entry, Amount(25, Decimal("0.1")))
-    assert late == Totals(Amount(25, Decimal("0.1"))) and not entry.estimated
-    assert settle(late, entry, Amount(99)) == (late, entry) == lose(late, entry), "the first answer counts"
-    with pytest.raises(ValueError, match="used once"):
-        reserve(Cap(), late, entry, Amount(1))
+def test_a_model_without_known_prices_gets_no_share_of_a_budget_in_dollars() -> None:
+    told = smaller_share(Budget("b", Cap(cost=Decimal(5))), share(1, 1, None), None)
+    assert isinstance(told, str) and "prices" in told
 
 
-@given(st.integers(0, 2_000), dollars, counts, st.integers(1, 500))
+def test_a_prompt_is_counted_at_a_token_a_byte_of_what_the_model_has_not_seen() -> None:
+    assert prompt_at_most(None, 40, 900) == HIDDEN_TOKENS + 900
+    assert prompt_at_most(Usage(input_tokens=200, output_tokens=20), 40, 900) == HIDDEN_TOKENS + 260
+    assert prompt_at_most(Usage(), 40, 900) == HIDDEN_TOKENS + 900, "a model that counts nothing tells nothing"
+
+
+@given(st.integers(0, 5_000), dollars, counts, st.integers(0, 500), st.integers(1, 500))
 @settings(max_examples=60, deadline=None)
-def test_what_is_to_be_reserved_fits(most: int, money: Decimal, taken: int, output: int) -> None:
-    cap, totals, prompt = Cap(most, money), Totals(spent=Amount(taken // 2), held=Amount(taken // 3)), Usage()
-    wanted = reservation(cap, totals, prompt, output, PRICES)
-    if isinstance(wanted, str):
-        assert output_room(cap, totals.taken, prompt, PRICES) == 0
-    else:
-        assert 0 < wanted[1] <= output
-        assert not isinstance(reserve(cap, totals, None, wanted[0]), str)
-
-
-amounts = st.builds(Amount, st.integers(0, 40), st.decimals(0, 1, places=7))
-moves = st.tuples(st.sampled_from(["reserve", "settle", "lose"]), st.integers(0, 5), amounts)
-
-
-@given(st.integers(0, 100), st.decimals(0, 2, places=3), st.lists(moves, max_size=40))
-@settings(max_examples=120, deadline=None)
-def test_a_shared_budget_is_passed_by_no_more_than_what_calls_took_beyond_their_reservations(
-    most: int, money: Decimal, script: list[tuple[str, int, Amount]]
+def test_a_smaller_share_fits_and_is_as_large_as_can_be(
+    most: int, money: Decimal, taken: int, prompt: int, output: int
 ) -> None:
-    cap, totals = Cap(most, money), Totals()
-    entries: dict[int, Entry] = {}
-    for move, key, size in script:
-        entry = entries.get(key)
-        if move == "reserve" and (entry is None or entry.charged is None):
-            answer = reserve(cap, totals, entry, size)
-            if isinstance(answer, str):
-                assert not cap.allows(totals.taken + size)
-                assert (answer == "wait") == cap.allows(totals.spent + size)
-                continue
-        elif move != "reserve" and entry is not None:
-            answer = settle(totals, entry, size) if move == "settle" else lose(totals, entry)
-        else:
-            continue
-        again = settle(*answer, size) if move == "settle" else lose(*answer) if move == "lose" else answer
-        assert again == answer, "a step that is sent again changes nothing"
-        totals, entries[key] = answer
-        check(cap, totals, list(entries.values()))
+    budget, wanted = (
+        Budget("b", Cap(most, money), spent=Amount(taken, Decimal(taken) / 1000)),
+        share(prompt, output, PRICES),
+    )
+    smaller = smaller_share(budget, wanted, PRICES)
 
+    def fits(output: int) -> bool:
+        one = share(prompt, output, PRICES)
+        return budget.cap.allows(budget.spent + Amount(prompt + output, one.cost or Decimal(0)))
 
-def check(cap: Cap, totals: Totals, entries: list[Entry]) -> None:
-    """The rows agree to the last digit, and the law of the shared budget holds."""
-    charged = [entry.charged for entry in entries if entry.charged is not None]
-    assert totals.spent == sum(charged, Amount())
-    assert totals.held == sum((entry.reserved for entry in entries if entry.charged is None), Amount())
-    assert totals.estimated == sum((e.reserved for e in entries if e.estimated), Amount())
-    beyond = [entry.charged - entry.reserved for entry in entries if entry.charged is not None]
-    assert cap.tokens is not None and cap.cost is not None
-    assert totals.taken.tokens <= cap.tokens + sum(max(0, more.tokens) for more in beyond)
-    assert totals.taken.cost <= cap.cost + sum((max(Decimal(0), more.cost) for more in beyond), Decimal(0))
+    if isinstance(smaller, Share):
+        assert 0 < smaller.output <= output and fits(smaller.output)
+        assert smaller.output == output or not fits(smaller.output + 1)
+    else:
+        assert isinstance(smaller, str) and not fits(1)

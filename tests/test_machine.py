@@ -86,6 +86,7 @@ LEGAL: dict[Status, Moves] = {
         "code_changed": Status.RUNNING,
         "notice_injected": Status.RUNNING,
         "turn_started": Status.RUNNING,
+        "budget_reserved": Status.RUNNING,
         "assistant_delta": Status.RUNNING,
         "assistant_interrupted": Status.RUNNING,
         "assistant_message": Status.RUNNING,
