@@ -7,7 +7,9 @@ For the machine: `Limits` is the one of `Agent.limits`, stored as `model_dump(mo
 `run_created.config["limits"]`; `limits_of` reads it, overlaid by what each `run_requeued` changed. `Standing` is built
 from a State. `next_step`, with no call open and the newest turn's text as `text`:
 
+    a refusal                      -> `unanswered.refused`: fail
     calls made in a final turn     -> `after_final`: complete, or fail
+    nothing said                   -> `unanswered.silent`: fail, or ask again
     `loops.went_on`                -> fail as loop_detected
     else `plan_turn`               -> fail, or ask the model with the plan's notice, tools and output limit
 

@@ -20,6 +20,8 @@ def replies(stored: Iterable[Stored]) -> list[ModelReply]:
                 found.append(ModelReply(text=event.text).model_copy(update=about))
             case ToolCallRequested():
                 use = ToolUse(name=event.name, arguments=json.loads(event.arguments), id=event.provider_id)
+                if isinstance(use.arguments, dict):
+                    use = use.model_copy(update={"raw": event.arguments})  # to the digit
                 found[-1] = found[-1].model_copy(update={"tool_calls": (*found[-1].tool_calls, use)})
     return found
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perdure.actors.model import ModelError, Stream
+from perdure.actors.model import ModelError, Stream, check_model
+from perdure.store.errors import UsageError
 from perdure.store.events import Usage, canonical
 
 from .fakes import until
@@ -290,6 +294,26 @@ async def test_what_passes_is_waited_out_and_asked_again(kind: str, trouble: Any
         assert len(wire.asked) == 3 and len({each.raw for each in wire.asked}) == 1, "asked again in other words"
     waits = getattr(trouble, "headers", {}).get("retry-after")
     assert clock.now >= (4 if waits else 0.5), "the provider named the time to wait"
+
+
+def test_a_model_that_there_cannot_be_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("nonsense:x", "anthropc:claude-sonnet-5-5"):
+        with pytest.raises(UsageError, match="knows no provider"):
+            check_model(name, Path())
+    check_model("anthropic:claude-sonnet-5-5", Path())
+    monkeypatch.setitem(sys.modules, "mistralai", None)
+    with pytest.raises(UsageError, match=r"\[mistral\]"):
+        check_model("mistral:large", Path())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install 'perdure\[anthropic\]'"):
+        check_model("anthropic:claude-sonnet-5-5", Path())
+
+
+@BOTH
+async def test_a_server_that_falls_silent_is_asked_again_once_the_timeout_is_over(kind: str) -> None:
+    async with Wire(Says([Text("x")], wait_after=0), DONE) as wire:
+        assert (await asked(opened(kind, wire), timeout=0.05)).text == "Done."
+        assert len(wire.asked) == 2
 
 
 async def test_a_call_that_is_given_up_closes_its_connection() -> None:

@@ -277,15 +277,24 @@ async def test_without_credit_a_run_ends_at_once_and_can_be_resumed(kind: str) -
         assert (await case.end()).output == "Done."
 
 
+PRICES = {
+    "anthropic": (Decimal(2), Decimal("2.5"), Decimal("0.1"), Decimal(10)),
+    "openai": (Decimal("2.5"), Decimal("2.5"), Decimal("1.25"), Decimal(10)),
+}
+"""US dollars for a million tokens of each kind, from the providers' pages."""
+
+
 @BOTH
 async def test_tokens_and_cost_are_what_the_wire_handed_out(kind: str) -> None:
     first = Says([Call("note", '{"id": 1}')], tokens=(3, 12_304, 0, 550))
     async with Wire(first, Says([Text("Done.")], tokens=(4, 0, 12_304, 7))) as wire:
         case = Asking(kind, wire)
         await case.end()
-    usage = (await case.row()).usage
+    usage, state = (await case.row()).usage, await case.state()
     assert (usage.input_tokens, usage.cache_creation_input_tokens) == (7, 12_304)
     assert (usage.cache_read_input_tokens, usage.output_tokens) == (12_304, 557)
+    fresh, written, read, output = PRICES[kind]
+    assert state.cost * 1_000_000 == 7 * fresh + 12_304 * written + 12_304 * read + 557 * output
 
 
 async def test_the_last_turn_has_its_notice_and_may_call_nothing() -> None:

@@ -45,6 +45,7 @@ async def test_the_clerk_is_killed_in_mid_stream_and_asks_with_the_same_bytes(
             await wire.reached.wait()
             pid, _ = await Bench(runtime, tmp_path).holder(killed.run_id)
             kill(pid)
+            await wire.asked[4].gone.wait()
             assert (await killed.outcome()).output == said == "Two lamps are reserved for order 17."
             chats = await runtime.launch(CLERK, "Two lamps for order 17", metadata=world, model="openai-chat:gpt-4o")
             assert (await chats.outcome()).output == said

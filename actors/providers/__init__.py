@@ -23,11 +23,16 @@ _open: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[_Key, Provider]] = Weak
 """The models in use, by name and base URL; connections belong to an event loop. Those at one provider share a pace."""
 
 
+def installs(kind: str) -> str:
+    """The command that installs the client of a provider."""
+    kind = "openai" if kind.startswith("openai") else kind
+    return f"pip install '{'perdure' if kind in ('anthropic', 'openai') else 'pydantic-ai-slim'}[{kind}]'"
+
+
 def check(name: str) -> None:
     """Raises UsageError where a model string cannot be one of a provider's, as far as can be said without a key."""
     if importlib.util.find_spec("pydantic_ai") is None:
-        extra = "anthropic" if name.startswith("anthropic:") else "openai"
-        raise UsageError(f"model {name!r} needs its provider's client: pip install 'perdure[{extra}]'")
+        raise UsageError(f"model {name!r} needs its provider's client: {installs(name.partition(':')[0])}")
     from .provider import provider_class
 
     provider_class(name)
@@ -50,6 +55,7 @@ def provided(name: str, settings: Mapping[str, Any], base_url: str | None = None
 
 
 def _opened(name: str, base_url: str | None) -> Provider:
+    check(name)
     from .provider import Provider
 
     return Provider.open(name, base_url)

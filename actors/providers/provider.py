@@ -17,7 +17,7 @@ from ...store.errors import UsageError
 from ...store.events import Usage
 from ..model import ModelError, ModelReply, ModelRequest, Stream
 from ..results import valid_text
-from . import translate
+from . import installs, translate
 from .failures import BROKEN_STREAM, failure, named, passing
 from .pace import Pace, Passing
 
@@ -32,10 +32,7 @@ def provider_class(name: str) -> Any:
     except ValueError:
         raise UsageError(f"unknown model {name!r}: pydantic-ai knows no provider {kind!r}") from None
     except ImportError as error:
-        extra = "anthropic" if kind == "anthropic" else "openai"
-        raise UsageError(
-            f"model {name!r} needs its provider's client: pip install 'perdure[{extra}]' ({error})"
-        ) from error
+        raise UsageError(f"model {name!r} needs its provider's client: {installs(kind)}; {error}") from error
 
 
 @dataclass
