@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Final
 
 from ..client.door import Door
-from ..store.events import RunRequeued
+from ..store.events import RunFailed, RunRequeued
 from ..store.log import Create, Refused, Requeue
 from ..store.states import LIVE, Status
 from ..store.writer import GroupWriter
@@ -29,6 +29,11 @@ POLL_MOST_S: Final = 1.0
 """... but never longer than this."""
 CHECK_S: Final = 2.0
 
+HOPELESS: Final = frozenset({"no_credit", "bad_key", "unknown_model"})
+"""Ends of one run that are those of all others too. Nothing more is launched then."""
+LOOKED_AT: Final = 20
+"""How many of the newest failures are looked at."""
+
 Counts = dict[Status, int]
 
 
@@ -38,11 +43,13 @@ def window(concurrency: int | None) -> int:
 
 
 async def drive(door: Door, batch: Batch, plan: Plan, most: int, progress: Callable[[Counts], None]) -> Counts:
-    """Launch what the plan says is due, at most `most` outstanding at once, and wait until no run is live.
+    """Launch what the plan says is due, at most `most` outstanding at once, and wait until no run is live. When a run
+    fails in a way that all others would, nothing more is launched.
 
     Returns how many samples' runs are in each status. Raises UsageError when the data set changes on the way.
     """
-    due, writer = _due(batch, plan), GroupWriter(door.log)
+    due, writer, failures = _due(batch, plan), GroupWriter(door.log), _Failures(door, batch.name)
+    await failures.hopeless(0)
     checked_at, launched_all = time.monotonic(), False
     while True:
         looked_at = time.monotonic()
@@ -50,6 +57,7 @@ async def drive(door: Door, batch: Batch, plan: Plan, most: int, progress: Calla
         counts = plan.own(whole)
         progress(counts)
         room = most - sum(whole.get(status, 0) for status in LIVE)
+        launched_all = launched_all or await failures.hopeless(whole.get(Status.FAILED, 0))
         if room > 0 and not launched_all:
             commands = list(islice(due, min(room, CHUNK)))
             launched_all = len(commands) < min(room, CHUNK)
@@ -64,6 +72,28 @@ async def drive(door: Door, batch: Batch, plan: Plan, most: int, progress: Calla
             checked_at = now
             await door.check()
         await asyncio.sleep(min(max(POLL_S, POLL_COST * (now - looked_at)), POLL_MOST_S))
+
+
+class _Failures:
+    """The runs of a batch that failed since this was made."""
+
+    def __init__(self, door: Door, batch: str) -> None:
+        self._door, self._batch = door, batch
+        self._known: set[tuple[str, int | None]] = set()
+        self._count = -1
+
+    async def hopeless(self, count: int) -> bool:
+        """Whether one of them failed as all others would; `count` is how many have failed in all by now."""
+        if count == self._count:
+            return False
+        rows = await self._door.log.runs(statuses=[Status.FAILED], batch=self._batch, limit=LOOKED_AT)
+        new = {(row.run_id, row.end_seq) for row in rows} - self._known
+        first, self._count = self._count < 0, count
+        self._known |= new
+        if first:
+            return False
+        ends = await self._door.log.read_at({run_id: seq for run_id, seq in new if seq})
+        return any(isinstance(end.event, RunFailed) and end.event.code in HOPELESS for end in ends.values())
 
 
 def _due(batch: Batch, plan: Plan) -> Iterator[Create | Requeue]:

@@ -154,6 +154,10 @@ class _Command:
                     if self._options["as_json"]:
                         self._terminal.put(text)
         self._say_failures(report)
+        if missing := self._plan.total - report.statuses.total():
+            options = sys.argv[1:] if self._options["retry_failed"] else [*sys.argv[1:], "--retry-failed"]
+            again = line(shlex.join(["perdure", *options]), None)
+            self._terminal.say(f"{missing} were not launched, as they would have failed likewise; to go on: {again}")
         if waiting := report.statuses[Status.AWAITING_APPROVAL]:
             questions = f"perdure {at_store(self._db)}questions --batch {shlex.quote(self._batch.name)}"
             wait = "waits" if waiting == 1 else "wait"

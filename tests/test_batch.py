@@ -15,6 +15,7 @@ from perdure.batch.drive import drive, window
 from perdure.batch.plan import Batch, Plan, batch_name, make_plan, run_id
 from perdure.batch.results import Report, check_output, replacing, results
 from perdure.client.launching import check_agent
+from perdure.store.events import RunFailed
 from perdure.store.log import Create
 from perdure.store.sql import SqlLog, open_log
 from perdure.store.states import LIVE, Status
@@ -117,6 +118,24 @@ async def test_changed_code_of_the_same_agent_is_noted(tmp_path: Path, log: SqlL
     batch = batch_of(tmp_path, 3)
     code = tmp_path / "code" / "agent.py"
     assert (await make_plan(log, Batch("b", check_agent(f"{code}:agent"), batch.dataset))).other_code == 2
+
+
+async def test_without_credit_no_more_is_launched_until_the_batch_is_gone_on_with(tmp_path: Path, log: SqlLog) -> None:
+    credit = False
+
+    def end(create: Create) -> Any:
+        refused = int(str(create.event.sample)) >= 7 and not credit
+        return RunFailed(code="no_credit", message="top up", phase="model") if refused else completes(create)
+
+    batch, door = batch_of(tmp_path, 40), FakeDoor(log, end)
+    await driven(door, batch, most=5)
+    assert len(door.launched) == 10
+    assert await log.counts("b") == {Status.COMPLETED: 7, Status.FAILED: 3}
+    await driven(door, batch, most=5)
+    assert len(door.launched) == 15, "failures of before do not hold the batch up, new ones do"
+    credit = True
+    await driven(door, batch, retry=True, most=5)
+    assert await log.counts("b") == {Status.COMPLETED: 40} and len(door.launched) == 40
 
 
 async def test_few_runs_are_outstanding_at_any_time(tmp_path: Path, log: SqlLog) -> None:
