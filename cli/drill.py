@@ -49,6 +49,13 @@ from .text import json_line
 @click.option(
     "--ledger", type=click.Path(path_type=Path), metavar="FILE", help="A file that gets a line with each effect."
 )
+@click.option(
+    "--decide",
+    type=click.Choice(["approve", "reject"]),
+    default="approve",
+    show_default=True,
+    help="The answer to calls that need an approval.",
+)
 @click.option("--wait", is_flag=True, help="Wait settling times out instead of skipping them.")
 @click.option("--yes", is_flag=True, help="Do not ask before non_idempotent tools are run.")
 @json_option
@@ -59,14 +66,15 @@ def drill(db: str, agent: str, as_json: bool, **options: Any) -> None:
     AGENT is module:name or path/file.py:name. It is run on INPUT with a scripted model: --script, the answers of a
     stored run (--from, of the store --db), or the agent's own model if that is a script. First it is run twice
     undisturbed; what differs between those two varies by itself and is not compared later. Then it is run once for
-    each crash point: before and after every append to its log, and before and after the handler of every call. There
-    the whole run is killed with SIGKILL, or for handlers also the tool's process alone; a new process goes on from
-    the store until the run ends. No Ray is started.
+    each crash point: before and after every append to its log, before and after the handler of every call, and before
+    each line of a handler's file that it comes to. There the whole run is killed with SIGKILL, or around handlers
+    also the tool's process alone; a new process goes on from the store until the run ends. No Ray is started.
 
     THE HANDLERS OF YOUR TOOLS RUN FOR REAL, some tens of times: point them at a test account or a folder of scraps.
-    With a non_idempotent tool you are asked first. Calls that need an approval are approved. Where a call ends in the
-    question whether it happened, the drill answers from its own record of what the handlers did. Settling times are
-    skipped and told: against a service where a killed tool's request may still land, give --wait.
+    With a non_idempotent tool you are asked first. Calls that need an approval are approved, or rejected with --decide
+    reject. Where a call ends in the question whether it happened, the drill answers from its own record of what the
+    handlers did, and gives up on one that was killed inside. Settling times are skipped and told: against a service
+    where a killed tool's request may still land, give --wait.
 
     An effect counts as doubled when a non_idempotent handler returned twice, or ran again without word that the attempt
     before did not happen; when an idempotent_write got two keys; and when --ledger FILE got more lines than
@@ -106,7 +114,7 @@ def _part(agent: str, loaded: LoadedAgent, db: str, script: Path, options: dict[
     elif not source:
         raise UsageError("no INPUT: give one, or --from RUN")
     metadata |= {key: plain(text) for key, text in options["metadata"].items()}
-    return Part(agent, script, value, metadata, options["ledger"], options["wait"])
+    return Part(agent, script, value, metadata, options["ledger"], options["decide"], options["wait"])
 
 
 async def _recorded(db: str, run: str, script: Path) -> tuple[JsonValue, dict[str, JsonValue]]:

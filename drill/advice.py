@@ -33,9 +33,8 @@ def advice(tools: Sequence[Tool], called: Collection[str], verdicts: Sequence[Ve
             yield f"{tool.name} has attempts_max=1: a call whose process dies gets an error result"
     if unused := [tool.name for tool in tools if tool.name not in called]:
         yield f"the script calls {', '.join(unused)} never: nothing is shown about that"
-    others = [tool.name for tool in tools if tool.name in called and tool.options.effect != "non_idempotent"]
-    if others and not counted:
+    if called and not counted:
         yield (
-            f"{', '.join(others)} may run again after a crash, and what that does to the world is not seen from here: "
-            "--ledger FILE compares the lines of a file that gets one with each effect"
+            "what a handler had done when it was killed inside, and what it does when it runs again, is not seen from "
+            "here: --ledger FILE compares the lines of a file that gets one with each effect"
         )

@@ -24,7 +24,7 @@ from ..actors.requests import Start
 from ..actors.run import Owner
 from ..client.launching import Request, create
 from ..store.errors import PerdureError
-from ..store.events import canonical
+from ..store.events import Decision, canonical
 from ..store.log import Accepted, Claim, Command, EventLog, Refused, Verdict
 from ..store.memory import SUPERVISOR
 from ..store.rows import Lease, RunRow
@@ -51,6 +51,8 @@ class Part:
     metadata: dict[str, JsonValue] = field(default_factory=dict)
     effects: Path | None = None
     """A file of the user's that gets a line with each effect."""
+    decision: Decision = "approve"
+    """What is said to calls that need an approval."""
     wait: bool = False
     """Wait settling times out; they are skipped otherwise, and told."""
 
@@ -137,7 +139,7 @@ async def _live(play: Play, ledger: Ledger, striker: Striker, bench: Bench) -> N
         await commit(create(loaded, Request(play.part.input, play.run_id, metadata=play.part.metadata)))
     while not (row := await _row(event_log, play.run_id)).status.is_terminal:
         if row.status is Status.AWAITING_APPROVAL:
-            await answer(await event_log.calls(row.run_id), commit, ledger)
+            await answer(await event_log.calls(row.run_id), commit, ledger, play.part.decision)
         else:
             claimed = (await commit(Claim(row.run_id, uuid4().hex, lease, row.epoch))).row
             await Owner(Start(row.run_id, claimed.epoch), ask, lambda ref, digest: loaded).drive()

@@ -1,11 +1,11 @@
-"""The person of a drill: approves what is gated, and answers "did this happen?" by what the ledger knows."""
+"""The person of a drill: decides about what is gated, and answers "did this happen?" by what the ledger knows."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
-from ..store.events import ApprovalDecided, Settlement, ToolCallSettled
+from ..store.events import ApprovalDecided, Decision, Settlement, ToolCallSettled
 from ..store.log import Accepted, Command, Decide, Settle
 from ..store.rows import CallRow
 from .ledger import Ledger, Note
@@ -13,8 +13,10 @@ from .ledger import Ledger, Note
 NAME: Final = "perdure drill"
 
 
-async def answer(calls: Sequence[CallRow], commit: Callable[[Command], Awaitable[Accepted]], ledger: Ledger) -> None:
-    """Answer every open question of a run that waits."""
+async def answer(
+    calls: Sequence[CallRow], commit: Callable[[Command], Awaitable[Accepted]], ledger: Ledger, decision: Decision
+) -> None:
+    """Answer every open question of a run that waits; `decision` is the answer to whether a call may run."""
     for call in calls:
         if call.result_seq is not None or not call.waits:
             continue
@@ -31,10 +33,10 @@ async def answer(calls: Sequence[CallRow], commit: Callable[[Command], Awaitable
             ledger.write(Note("answered", text=outcome, tool=call.name, call=call.tool_call_id, attempt=call.attempt))
             await commit(Settle(call.run_id, settled, content))
         else:
-            approved = ApprovalDecided(
-                tool_call_id=call.tool_call_id, question=call.question, digest=call.digest, decision="approve", by=NAME
+            decided = ApprovalDecided(
+                tool_call_id=call.tool_call_id, question=call.question, digest=call.digest, decision=decision, by=NAME
             )
-            await commit(Decide(call.run_id, approved))
+            await commit(Decide(call.run_id, decided))
 
 
 def truth(notes: Iterable[Note], call_id: str, attempt: int) -> tuple[Settlement, str]:

@@ -21,7 +21,7 @@ Victim = Literal["all", "tool"]
 
 @dataclass(frozen=True)
 class Point:
-    """Kill `victim` before or after what `key` names: an append, or the handler of a call.
+    """Kill `victim` before or after what `key` names: an append, the handler of a call, or a line inside of it.
 
     all: the journal, the run's owner and all tools, as when a machine goes down. tool: the process of that attempt.
     """
@@ -29,10 +29,6 @@ class Point:
     moment: Moment
     key: str
     victim: Victim = "all"
-
-    @property
-    def in_tool(self) -> bool:
-        return self.key.startswith("handler ")
 
 
 def append_keys(command: Command) -> list[str]:
@@ -60,6 +56,11 @@ def handler_key(call_id: str, attempt: int) -> str:
     return f"handler {call_id}" + (f" {attempt}" if attempt > 1 else "")
 
 
+def line_key(call_id: str, attempt: int, line: int) -> str:
+    """The name of a line of one attempt's handler."""
+    return f"line {line} of {call_id}" + (f" {attempt}" if attempt > 1 else "")
+
+
 def points_of(notes: Iterable[Note]) -> list[Point]:
     """All points that an undisturbed run passed, each once, in order."""
     found: dict[Point, None] = {}
@@ -68,7 +69,7 @@ def points_of(notes: Iterable[Note]) -> list[Point]:
             moment: Moment = "before" if note.text == "before" else "after"
             point = Point(moment, note.place)
             found[point] = None
-            if point.in_tool:
+            if note.place.startswith("handler "):
                 found[Point(moment, note.place, "tool")] = None
     return list(found)
 

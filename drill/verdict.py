@@ -147,7 +147,7 @@ def _lost(trace: Trace, point: Point) -> float | None:
     killed = trace.notes_of("killed")
     if not killed:
         return None
-    call = point.key.split()[1] if point.victim == "tool" else None
+    call = next(word for word in point.key.split() if word in trace.calls) if point.victim == "tool" else None
     later = (
         stored.at - killed[0].at
         for stored in trace.events

@@ -1,6 +1,6 @@
 """The process that attempts run in: the product's own `perform`, one attempt after the other.
 
-Only the handlers are wrapped, to note when they were entered and how they ended, and to be killed there.
+Only the handlers are wrapped, to note when they were entered and how they ended, and to be killed there or in between.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from ..actors.tools import Handler
 from ..store.errors import PerdureError
 from ..store.events import ToolCallStarted
 from .ledger import Ledger, Note
-from .points import Striker, handler_key
+from .lines import file_of, traced
+from .points import Striker, handler_key, line_key
 
 NODE: Final = "drill"
 
@@ -80,9 +81,12 @@ class Worker:
         return True
 
     @contextlib.contextmanager
-    def inside(self) -> Iterator[None]:
+    def inside(self, file: str | None) -> Iterator[None]:
+        """The handler runs, which is written in this file."""
+        call_id, attempt = self._note["call"], self._note["attempt"]
         try:
-            yield
+            with traced(file, lambda line: self._striker.reach("before", [line_key(call_id, attempt, line)])):
+                yield
         except BaseException as error:
             self._ledger.write(Note("raised", text=type(error).__name__, **self._note))
             self._ended()
@@ -106,11 +110,12 @@ class Watched:
 
     def __init__(self, name: str, handler: Handler, worker: Worker) -> None:
         self._name, self._handler, self._worker = name, handler, worker
+        self._file = file_of(handler)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self._worker.enter(self._name):
             return self._handler(*args, **kwargs)
-        with self._worker.inside():
+        with self._worker.inside(self._file):
             value = self._handler(*args, **kwargs)
         if inspect.isgenerator(value):
             return self._items(value)
@@ -121,13 +126,13 @@ class Watched:
         return self._worker.returned(value)
 
     async def _later(self, value: Any) -> Any:
-        with self._worker.inside():
+        with self._worker.inside(self._file):
             value = await value
         return self._worker.returned(value)
 
     def _items(self, values: Iterator[Any]) -> Iterator[Any]:
         items = []
-        with self._worker.inside():
+        with self._worker.inside(self._file):
             for item in values:
                 items.append(item)
                 yield item
@@ -135,7 +140,7 @@ class Watched:
 
     async def _later_items(self, values: AsyncIterator[Any]) -> AsyncIterator[Any]:
         items = []
-        with self._worker.inside():
+        with self._worker.inside(self._file):
             async for item in values:
                 items.append(item)
                 yield item

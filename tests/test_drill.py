@@ -118,6 +118,11 @@ class Stage:
         (self.folder / "agent.py").write_text(HEAD + agent)
         (self.folder / "script").write_text(script)
 
+    def line(self, text: str) -> int:
+        """The number of the agent's first line with this text."""
+        lines = (self.folder / "agent.py").read_text().splitlines()
+        return next(number for number, line in enumerate(lines, 1) if text in line)
+
     def start(self, *args: str, **options: Any) -> subprocess.Popen[str]:
         env = os.environ | {"TMPDIR": str(self.temporary)}
         command = [sys.executable, "-m", "perdure", *args]
@@ -190,7 +195,10 @@ def test_tools_that_break_their_promises_are_caught(stage: Stage) -> None:
     assert done.code == 1, done.err
     assert done.sums["kills"] == done.sums["points"]
     ran_twice = {("after", f"handler {call}", victim) for call in ("t0c0", "t1c0") for victim in ("all", "tool")}
-    assert done.doubled() == ran_twice | {("before", "tool_result t0c0", "all")}
+    seen, paid = stage.line('return "seen"'), stage.line('return "paid"')
+    done_by_then = {("before", f"line {seen} of t0c0", "all"), ("before", f"line {paid} of t1c0", "all")}
+    assert done.doubled() == ran_twice | done_by_then | {("before", "tool_result t0c0", "all")}
+    assert any(p["key"].startswith("line ") and not p["duplicates"] for p in done.points), "nothing was done by then"
     reasons = {reason for p in done.points for reason in p["duplicates"]}
     assert "pay (t1c0) returned 2 times though its probe said that it had not happened" in reasons
     assert "the ledger has 3 new lines, undisturbed it has 2" in reasons
@@ -203,17 +211,18 @@ async def test_a_stored_run_is_played_again_and_what_nobody_can_tell_is_asked(st
     assert done.code == 0, done.err
     assert done.sums["kills"] == done.sums["points"]
     asked = {(p["moment"], p["key"], p["victim"]): p["questions"] for p in done.points if p["questions"]}
+    inside = [stage.line(text) for text in ("with open", "file.write", 'return "paid"')]
     assert asked == {
         ("after", "tool_call_started t0c0", "all"): ["pay (t0c0): not_happened"],
         ("before", "handler t0c0", "all"): ["pay (t0c0): not_happened"],
         ("before", "handler t0c0", "tool"): ["pay (t0c0): not_happened"],
         ("after", "handler t0c0", "all"): ["pay (t0c0): happened"],
         ("after", "handler t0c0", "tool"): ["pay (t0c0): happened"],
-    }
+    } | {("before", f"line {line} of t0c0", "all"): ["pay (t0c0): abandon"] for line in inside}
     assert {"before", "after"} == {p["moment"] for p in done.points if p["key"] == "approval_decided t0c0"}
-    assert any("pay is non_idempotent and has no reconcile probe" in t and "(5 here)" in t for t in done.advice)
+    assert any("pay is non_idempotent and has no reconcile probe" in t and "(8 here)" in t for t in done.advice)
     lines = stage.effects.read_text().split()
-    assert len(lines) == len(set(lines)) == len(done.points) + 2
+    assert len(lines) == len(set(lines)) == len(done.points) + 2 - 2, "twice it was given up before it had paid"
 
 
 async def recorded(db: Path) -> None:

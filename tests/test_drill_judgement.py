@@ -11,12 +11,14 @@ import pytest
 from perdure.actors.tools import tool
 from perdure.drill.advice import advice
 from perdure.drill.ledger import Ledger, Note, What
-from perdure.drill.person import truth
+from perdure.drill.person import answer, truth
 from perdure.drill.points import Point, append_keys
 from perdure.drill.script import replies
 from perdure.drill.verdict import Trace, duplicates, judge
 from perdure.store.events import (
+    ApprovalDecided,
     AssistantMessage,
+    Decision,
     Effect,
     Event,
     RunClaimed,
@@ -25,12 +27,14 @@ from perdure.store.events import (
     ToolResult,
     TurnStarted,
 )
-from perdure.store.log import Append, Claim, Create, Leave
+from perdure.store.log import Accepted, Append, Claim, Command, Create, Leave
+from perdure.store.memory import MemoryLog
 from perdure.store.rows import RunRow
 from perdure.store.states import Status
 
+from .ask_kit import gated
 from .drill_kit import request
-from .fakes import RUN, created
+from .fakes import RUN, accepted, created
 
 
 def note(what: What, attempt: int = 1, text: str = "", key: str = "k") -> Note:
@@ -92,6 +96,21 @@ def test_a_run_that_was_given_up_is_told_from_one_that_ended() -> None:
     assert verdict.bad and verdict.status == "completed, no end in time"
 
 
+@pytest.mark.parametrize(("decision", "status"), [("approve", "awaiting_tool"), ("reject", "running")])
+async def test_a_person_of_the_drill_decides_as_told(tmp_path: Path, decision: Decision, status: str) -> None:
+    log = MemoryLog()
+    await gated(log, RUN, ["c1", "c2"])
+
+    async def commit(command: Command) -> Accepted:
+        return await accepted(log, command)
+
+    await answer(await log.calls(RUN), commit, Ledger(tmp_path / "ledger"), decision)
+    row = await log.run(RUN)
+    assert row and row.status.value == status
+    decided = [one.event for one in await log.read(RUN) if isinstance(one.event, ApprovalDecided)]
+    assert [(event.decision, event.by) for event in decided] == [(decision, "perdure drill")] * 2
+
+
 def test_a_person_of_the_drill_never_guesses() -> None:
     assert truth([], "t0c0", 1) == ("not_happened", "")
     assert truth([note("entered"), note("returned", text='"ok"')], "t0c0", 1) == ("happened", '"ok"')
@@ -136,6 +155,6 @@ def test_what_a_tool_lacks_is_told() -> None:
     def put(x: int) -> None: ...
 
     told = list(advice([put], {"put"}, [], counted=False))
-    assert [text.partition(" ")[0] for text in told] == ["put", "put", "put"]
+    assert [text.partition(" ")[0] for text in told] == ["put", "put", "what"]
     assert "takes no ToolContext" in told[0] and "attempts_max=1" in told[1] and "--ledger" in told[2]
     assert list(advice([put], set(), [], counted=True))[-1].startswith("the script calls put never")
