@@ -30,12 +30,15 @@ from .fakes import RUN, accepted, claim, created, new_run
 
 HEAD = """
 import time
-from pathlib import Path
 
 from perdure import Agent, Settled, ToolContext, tool
+from world import act, acted
 
-HERE = Path(__file__).parent
-LEDGER = HERE / "effects"
+"""
+WORLD = """
+from pathlib import Path
+
+LEDGER = Path(__file__).with_name("effects")
 
 
 def act(key):
@@ -116,6 +119,7 @@ class Stage:
 
     def cast(self, agent: str, script: str = "") -> None:
         (self.folder / "agent.py").write_text(HEAD + agent)
+        (self.folder / "world.py").write_text(WORLD)
         (self.folder / "script").write_text(script)
 
     def line(self, text: str) -> int:
@@ -178,6 +182,8 @@ def test_an_agent_that_keeps_its_promises_passes_at_every_point(stage: Stage) ->
     expected = {(moment, key, "all") for key in appends for moment in ("before", "after")}
     handlers = "handler t0c0", "handler t1c0"
     expected |= {(m, key, v) for key in handlers for m in ("before", "after") for v in ("all", "tool")}
+    inside = ("    act(", "t0c0"), ('return "noted', "t0c0"), ('yield "paid"', "t1c0")
+    expected |= {("before", f"line {stage.line(text)} of {call}", "all") for text, call in inside}
     reached = {(p["moment"], p["key"], p["victim"]) for p in done.points}
     assert expected <= reached | {("before", "run_completed", "all"), ("after", "run_completed", "all")}
     lines = stage.effects.read_text().split()
@@ -198,7 +204,6 @@ def test_tools_that_break_their_promises_are_caught(stage: Stage) -> None:
     seen, paid = stage.line('return "seen"'), stage.line('return "paid"')
     done_by_then = {("before", f"line {seen} of t0c0", "all"), ("before", f"line {paid} of t1c0", "all")}
     assert done.doubled() == ran_twice | done_by_then | {("before", "tool_result t0c0", "all")}
-    assert any(p["key"].startswith("line ") and not p["duplicates"] for p in done.points), "nothing was done by then"
     reasons = {reason for p in done.points for reason in p["duplicates"]}
     assert "pay (t1c0) returned 2 times though its probe said that it had not happened" in reasons
     assert "the ledger has 3 new lines, undisturbed it has 2" in reasons
@@ -211,18 +216,18 @@ async def test_a_stored_run_is_played_again_and_what_nobody_can_tell_is_asked(st
     assert done.code == 0, done.err
     assert done.sums["kills"] == done.sums["points"]
     asked = {(p["moment"], p["key"], p["victim"]): p["questions"] for p in done.points if p["questions"]}
-    inside = [stage.line(text) for text in ("with open", "file.write", 'return "paid"')]
     assert asked == {
         ("after", "tool_call_started t0c0", "all"): ["pay (t0c0): not_happened"],
         ("before", "handler t0c0", "all"): ["pay (t0c0): not_happened"],
         ("before", "handler t0c0", "tool"): ["pay (t0c0): not_happened"],
         ("after", "handler t0c0", "all"): ["pay (t0c0): happened"],
         ("after", "handler t0c0", "tool"): ["pay (t0c0): happened"],
-    } | {("before", f"line {line} of t0c0", "all"): ["pay (t0c0): abandon"] for line in inside}
+        ("before", f"line {stage.line('return')} of t0c0", "all"): ["pay (t0c0): abandon"],
+    }
     assert {"before", "after"} == {p["moment"] for p in done.points if p["key"] == "approval_decided t0c0"}
-    assert any("pay is non_idempotent and has no reconcile probe" in t and "(8 here)" in t for t in done.advice)
+    assert any("pay is non_idempotent and has no reconcile probe" in t and "(6 here)" in t for t in done.advice)
     lines = stage.effects.read_text().split()
-    assert len(lines) == len(set(lines)) == len(done.points) + 2 - 2, "twice it was given up before it had paid"
+    assert len(lines) == len(set(lines)) == len(done.points) + 2
 
 
 async def recorded(db: Path) -> None:
