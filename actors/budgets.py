@@ -121,7 +121,7 @@ def smaller_share(budget: Budget, wanted: Share, prices: PriceList | None) -> Sh
     if min(rooms) <= 0:
         return (
             f"budget {budget.name!r}: {standing(budget)}; the next call takes up to {wanted.prompt} tokens before its "
-            f"answer. Raise the cap and resume"
+            f"answer. Raise the cap with `perdure budget` and resume"
         )
     return None if budget.held.tokens else share(wanted.prompt, min(rooms), prices)
 

@@ -55,11 +55,15 @@ class Batch:
     model: str | None = None
     limits: Mapping[str, object] = field(default_factory=dict)
     """Those that override the agent's."""
+    budget: str | None = None
+    """That which its runs share."""
+    priced: bool = False
+    """The prices of the model have to be known."""
 
     @cached_property
     def config(self) -> dict[str, JsonValue]:
         """What its runs keep of the agent's settings. Raises UsageError as `Agent.snapshot` does."""
-        return self.loaded.agent.snapshot(self.model, self.limits)
+        return self.loaded.agent.snapshot(self.model, self.limits, self.priced)
 
     def chunks(self) -> Iterator[dict[str, Sample]]:
         """The samples by run id, in order, in chunks."""
@@ -69,7 +73,7 @@ class Batch:
 
     def create(self, run_id: str, sample: Sample) -> Create:
         """The command that creates a sample's run."""
-        request = Request(sample.input, run_id, self.name, sample.id, metadata=sample.metadata)
+        request = Request(sample.input, run_id, self.name, sample.id, metadata=sample.metadata, budget=self.budget)
         return create(self.loaded, request, self.config)
 
 

@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "cancel": "cancel:cancel_runs",
     "up": "standing:go_up",
     "down": "standing:go_down",
+    "budget": "budget:show_budget",
     "status": "standing:status",
 }
 """Where each command is. Only the module of the one that is called is imported."""

@@ -7,6 +7,7 @@ import contextlib
 import shlex
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,20 @@ from ..batch.dataset import Dataset
 from ..batch.drive import Counts, drive, window
 from ..batch.plan import Batch, Plan, batch_name, make_plan
 from ..batch.results import Report, check_output, replacing, results
+from ..client.budgets import cap_after, cap_budget, find_budget
 from ..client.door import Size, open_door
 from ..client.launching import check_agent
 from ..store.sql import SqlLog, open_log
 from ..store.states import Status
+from .budget import budget_line
 from .exits import exit_of
 from .interrupts import Interrupts
 from .options import (
     actors_option,
     address_option,
     at_store,
+    budget_options,
+    chosen_caps,
     chosen_limits,
     concurrency_option,
     db_option,
@@ -51,6 +56,7 @@ from .text import duration, json_line, line
 @actors_option
 @model_option
 @limit_options
+@budget_options
 @address_option
 @json_option
 @db_option
@@ -65,6 +71,9 @@ def batch(db: str, agent: str, dataset: Path, **options: Any) -> None:
     were answered; what failed or was cancelled stays as it is without --retry-failed. Limits are those of new runs:
     others keep theirs, which `perdure resume RUN` can raise.
 
+    With --budget-cost or --budget-tokens all runs of the batch share one budget, which has the batch's name if --budget
+    gives no other; `perdure budget` shows it. The same command with another cap changes it.
+
     Results (--output, or --json for standard output) are JSON lines in the order of the data set: id, run_id, status,
     output, error, message, usage.
 
@@ -74,6 +83,7 @@ def batch(db: str, agent: str, dataset: Path, **options: Any) -> None:
     loaded = check_agent(agent, options["model"])
     name = batch_name(options["name"] or f"{dataset.stem}-{loaded.agent.name}")
     work = Batch(name, loaded, Dataset(dataset, options["limit"]), options["model"], chosen_limits(options))
+    chosen_caps(options)
     if options["output"]:
         check_output(options["output"], dataset)
     sys.exit(asyncio.run(_Command(db, work, options).run()))
@@ -98,6 +108,7 @@ class _Command:
         event_log = await open_log(self._db)
         began = time.monotonic()
         try:
+            self._batch = await self._with_budget(event_log)
             plan = self._plan = await make_plan(event_log, self._batch, self._options["retry_failed"])
             self._counts = plan.counts
             done = ended(plan.counts) - plan.again
@@ -108,6 +119,18 @@ class _Command:
             return await self._report(event_log, ended(self._counts) - done, time.monotonic() - began)
         finally:
             await event_log.close()
+
+    async def _with_budget(self, event_log: SqlLog) -> Batch:
+        """The batch with the budget that its runs share, if they share one; that has its caps then."""
+        batch, caps = self._batch, chosen_caps(self._options)
+        name = self._options["budget"] or (batch.name if caps or await event_log.budgets(batch.name) else None)
+        if name is None:
+            return batch
+        cap = await cap_after(event_log, name, caps)
+        batch = replace(batch, budget=name, priced=cap.cost is not None)
+        assert batch.config, "the prices are looked up before anything is changed"
+        await cap_budget(event_log, name, caps)
+        return batch
 
     def _introduce(self, plan: Plan, done: int) -> None:
         name = f"batch {self._batch.name!r}: {plan.total} samples"
@@ -166,6 +189,8 @@ class _Command:
         speed = f"{ended_now} runs in {duration(wall_s)}, {ended_now / wall_s:.1f} runs/s"
         say = self._terminal.say if self._options["as_json"] else self._terminal.put
         say(f"{words(dict(report.statuses))}; {speed}; tokens: {usage or '0'}")
+        if self._batch.budget is not None:
+            say(budget_line(await find_budget(event_log, self._batch.budget)))
         return exit_of(report.statuses)
 
     def _say_failures(self, report: Report) -> None:

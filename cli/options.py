@@ -10,6 +10,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 import click
 
+from ..client.budgets import Caps, caps_of
 from ..store.engine import DEFAULT_STORE
 
 P = ParamSpec("P")
@@ -65,7 +66,7 @@ LIMITS: Final = {
 """Limits that a command can set, and what they bound."""
 
 
-def _bound(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str | None] | None:
+def bound(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str | None] | None:
     """A limit as it was given, for `Limits` to read: None where it is lifted, which is not the same as not given."""
     return None if value is None else (None if value == "none" else value,)
 
@@ -74,13 +75,29 @@ def limit_options(command: F) -> F:
     """Options that set limits of runs."""
     for name, text in reversed(LIMITS.items()):
         option, unit = f"--{name.replace('_', '-')}", "USD" if name == "max_cost" else "N"
-        command = click.option(option, name, callback=_bound, metavar=f"{unit}|none", help=text)(command)
+        command = click.option(option, name, callback=bound, metavar=f"{unit}|none", help=text)(command)
     return command
 
 
 def chosen_limits(options: Mapping[str, Any]) -> dict[str, str | None]:
     """The limits that were given on the command line, by name; None: lifted."""
     return {name: options[name][0] for name in LIMITS if options.get(name) is not None}
+
+
+def budget_options(command: F) -> F:
+    """Options about the budget that runs share."""
+    for option, unit, text in (
+        ("--budget-tokens", "N|none", "Tokens that all runs of the budget may use together."),
+        ("--budget-cost", "USD|none", "US dollars that all runs of the budget may spend together."),
+    ):
+        command = click.option(option, callback=bound, metavar=unit, help=text)(command)
+    return click.option("--budget", metavar="NAME", help="Share this budget with all runs that name it.")(command)
+
+
+def chosen_caps(options: Mapping[str, Any]) -> Caps:
+    """The caps of a shared budget that were given on the command line. Raises UsageError."""
+    given = {kind: options[f"budget_{kind}"] for kind in ("tokens", "cost")}
+    return caps_of({kind: cap[0] for kind, cap in given.items() if cap is not None})
 
 
 def key_values(_: click.Context, __: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:

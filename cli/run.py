@@ -11,14 +11,16 @@ from typing import Any, Final
 import click
 from pydantic import JsonValue
 
+from ..actors.loading import LoadedAgent
 from ..batch.values import parse, plain
+from ..client.budgets import cap_after, cap_budget
 from ..client.door import Door, open_door
 from ..client.launching import Request, check_agent, create
 from ..client.outcomes import Outcome, follow, outcome_of
 from ..client.questions import Question, questions
 from ..store.errors import UsageError
 from ..store.log import Create
-from ..store.sql import SqlLog
+from ..store.sql import SqlLog, open_log
 from ..store.states import Status
 from .asked import question_json, waiting_lines
 from .events import event_json, event_line
@@ -27,6 +29,8 @@ from .interrupts import Interrupts
 from .options import (
     address_option,
     at_store,
+    budget_options,
+    chosen_caps,
     chosen_limits,
     db_option,
     json_option,
@@ -50,6 +54,7 @@ CHECK_S: Final = 2.0
 @click.option("--correlation-id", metavar="ID", help="An id of yours, kept with the run.")
 @model_option
 @limit_options
+@budget_options
 @address_option
 @json_option
 @db_option
@@ -68,10 +73,27 @@ def run(db: str, agent: str, input: str, is_json: bool, metadata: dict[str, str]
     value = read_input(input, is_json)
     loaded = check_agent(agent, rest["model"])
     fields = {key: plain(text) for key, text in metadata.items()}
-    request = Request(value, correlation_id=plain_text(rest["correlation_id"]), metadata=fields)
-    config = loaded.agent.snapshot(rest["model"], chosen_limits(rest))
+    request = Request(value, budget=rest["budget"], correlation_id=plain_text(rest["correlation_id"]), metadata=fields)
+    config = asyncio.run(_config(db, loaded, rest))
     command = create(loaded, request, config)
     sys.exit(asyncio.run(_run(db, command, rest["address"], as_json)))
+
+
+async def _config(db: str, loaded: LoadedAgent, options: dict[str, Any]) -> dict[str, JsonValue]:
+    """The settings that the run keeps; the budget that it is to share has its caps once this returns."""
+    name, caps, limits = options["budget"], chosen_caps(options), chosen_limits(options)
+    if name is None:
+        if caps:
+            raise UsageError("--budget-cost and --budget-tokens are about a budget: name it with --budget NAME")
+        return loaded.agent.snapshot(options["model"], limits)
+    event_log = await open_log(db)
+    try:
+        cap = await cap_after(event_log, name, caps)
+        config = loaded.agent.snapshot(options["model"], limits, priced=cap.cost is not None)
+        await cap_budget(event_log, name, caps)
+    finally:
+        await event_log.close()
+    return config
 
 
 def read_input(text: str, is_json: bool) -> JsonValue:

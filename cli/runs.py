@@ -37,7 +37,8 @@ HEAD: Final = "RUN", "STATUS", "TURNS", "TOKENS", "CREATED", "AGENT", "BATCH", "
 
 def row_json(row: RunRow, calls: Sequence[CallRow] = ()) -> dict[str, Any]:
     """The projection of a run for a program, and what it waits for."""
-    return asdict(row) | {"usage": row.usage.model_dump(), "waits_for": waits_for(calls) or None}
+    held = None if row.held is None else {"tokens": row.held.tokens, "cost": f"{row.held.cost:f}"}
+    return asdict(row) | {"held": held} | {"usage": row.usage.model_dump(), "waits_for": waits_for(calls) or None}
 
 
 def row_cells(row: RunRow, calls: Sequence[CallRow] = ()) -> tuple[str, ...]:
@@ -93,6 +94,7 @@ def run_lines(row: RunRow, stored: Sequence[Stored], calls: Sequence[CallRow], d
         ("agent", line(row.agent, None)),
         ("model", line(facts["config"].get("model") or "the agent's own")),
         ("batch", f"{line(row.batch)}, sample {line(row.sample or '')}" if row.batch is not None else ""),
+        ("budget", line(row.budget, None) if row.budget is not None else ""),
         ("correlation", line(facts["correlation_id"] or "")),
         ("metadata", line(facts["metadata"]) if facts["metadata"] else ""),
         ("created", clock(row.created_at)),

@@ -28,6 +28,8 @@ class Request:
     priority: int = 0
     correlation_id: str | None = None
     metadata: dict[str, JsonValue] = field(default_factory=dict)
+    budget: str | None = None
+    """The name of the budget that it shares with others; there has to be one."""
 
 
 def check_agent(agent: str, model: str | None = None) -> LoadedAgent:
@@ -47,6 +49,7 @@ def create(loaded: LoadedAgent, request: Request, config: dict[str, JsonValue] |
         input=request.input,
         config=loaded.agent.snapshot() if config is None else config,
         batch=request.batch,
+        budget=request.budget,
         sample=request.sample,
         correlation_id=request.correlation_id,
         priority=request.priority,

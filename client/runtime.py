@@ -22,6 +22,7 @@ from ..actors.courier import Courier, Numbered, Reply
 from ..actors.leftovers import sweep_locks
 from ..actors.loading import LoadedAgent
 from ..actors.requests import Await, Ended, Launch, Nudge, Settings, Warm
+from ..store.budgets import Budget
 from ..store.engine import DEFAULT_STORE
 from ..store.errors import NotFound, UsageError
 from ..store.events import Settlement, Stored
@@ -29,6 +30,7 @@ from ..store.log import Create, Refused
 from ..store.sql import SqlLog, open_log
 from ..store.states import LIVE
 from . import cancel, decisions
+from .budgets import cap_budget, caps_of, find_budget
 from .cancel import CallEnd, Cancelled
 from .cluster import Cluster, namespace_digest, remove_actors, store_url
 from .launching import Request, check_agent, create
@@ -189,8 +191,8 @@ class Runtime:
     ) -> Run:
         """Launch one run of the agent `module:name` or `path/file.py:name`. Raises UsageError.
 
-        `limits` are fields of Limits that override the agent's. `options` are fields of Request: run_id, batch, sample,
-        priority, correlation_id, metadata.
+        `limits` are fields of Limits that override the agent's. `options` are fields of Request: run_id, batch, budget,
+        sample, priority, correlation_id, metadata.
         """
         loaded = check_agent(agent, model)
         return (await self.launch_many(loaded, [Request(input, **options)], model=model, limits=limits))[0]
@@ -204,7 +206,9 @@ class Runtime:
         limits: Mapping[str, object] | None = None,
     ) -> list[Run]:
         """Launch runs of one agent, all durable when this returns. A run that exists already is left as it is."""
-        config = await asyncio.to_thread(loaded.agent.snapshot, model, limits)
+        shared = {request.budget for request in requests if request.budget is not None}
+        priced = any([(await find_budget(self.log, name)).cap.cost is not None for name in shared])
+        config = await asyncio.to_thread(loaded.agent.snapshot, model, limits, priced)
         created = asyncio.ensure_future(self.create([create(loaded, request, config) for request in requests]))
         await asyncio.sleep(0)
         runs = [self._run(request.run_id) for request in requests]  # asked for in the same call
@@ -246,6 +250,13 @@ class Runtime:
         rows = [await requeue(self.log, run_id, "python", limits) for run_id in run_ids]
         await self.nudge(row.run_id for row in rows)
         return [self._run(row.run_id) for row in rows]
+
+    async def budget(self, name: str, **caps: object) -> Budget:
+        """A budget that runs share, once its caps are changed to `tokens` and `cost` as far as they are given; None
+        lifts one. With caps it is made if there is none, else NotFound is raised. Raises UsageError."""
+        if caps:
+            return await cap_budget(self.log, name, caps_of(caps))
+        return await find_budget(self.log, name)
 
     async def status(self) -> dict[str, Any]:
         """Figures of the supervisor."""

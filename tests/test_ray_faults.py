@@ -11,9 +11,11 @@ import pytest
 import pytest_asyncio
 
 from perdure import Runtime
+from perdure.client.launching import Request
+from perdure.store.budgets import Amount, Budget
 from perdure.store.events import RunCompleted, ToolResult
 
-from .ray_kit import Bench, kill, quick
+from .ray_kit import Bench, Case, kill, quick, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="module")]
 TIMEOUT_S = 2.0
@@ -214,3 +216,26 @@ async def test_tools_that_do_not_end_are_stopped_at_their_timeout_and_hold_up_no
         assert len(case.ledger("probe")) == (name == "dart") == (await case.kinds()).count("tool_call_probed")
     ends = [stored.at for case in others for stored in await case.events() if isinstance(stored.event, RunCompleted)]
     assert max(ends) < endless[-1].ledger("begin")[0].at + TIMEOUT_S + GRACE_S
+
+
+async def test_a_model_call_that_dies_with_its_actor_is_charged_as_reserved_in_its_budget(bench: Bench) -> None:
+    runtime, folder = bench.runtime, bench.folder / "shared"
+    folder.mkdir()
+    await runtime.budget("b", tokens=40_000)
+    request = Request({"turns": ["hold"]}, budget="b", metadata={"dir": str(folder)})
+    case = Case(bench, folder, (await runtime.launch_many(bench.loaded, [request]))[0])
+
+    async def standing(estimated: bool) -> Budget | None:
+        budget = await runtime.budget("b")
+        return budget if budget.held.tokens and bool(budget.estimated.tokens) is estimated else None
+
+    before: Budget = await until(lambda: standing(False), "a reservation")
+    kill((await bench.holder(case.run.run_id))[0])
+    after: Budget = await until(lambda: standing(True), "the call that died is charged, and another is made")
+    assert after.spent == after.estimated == before.held == Amount(after.held.tokens)
+    case.go()
+    assert (await case.outcome()).status == "completed"
+    assert await runtime.budget("b") == Budget("b", before.cap, after.spent, Amount(), after.estimated)
+    kinds = await case.kinds()
+    assert (kinds.count("budget_reserved"), kinds.count("assistant_message")) == (3, 2)
+    await case.check_log()

@@ -13,7 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.actors.model import ModelReply, ModelRequest
+from perdure.actors.requests import Execute, Executed, Start
+from perdure.actors.run import Owner
 from perdure.store.budgets import Amount, Budget, Cap, reserved, tokens
+from perdure.store.errors import PerdureError
 from perdure.store.events import (
     AssistantMessage,
     BudgetReserved,
@@ -30,8 +33,9 @@ from perdure.store.memory import MemoryLog
 from perdure.store.sql import open_log
 from perdure.store.states import Status
 
-from .fakes import ManualClock, accepted, claim, created, give_lease, new_run
+from .fakes import ManualClock, accepted, claim, created, give_lease, loader, new_run
 from .limit_kit import Play, turn
+from .limit_kit import call as call_of
 
 PRICED = "anthropic:claude-3-5-haiku-latest"
 
@@ -302,3 +306,46 @@ async def test_many_runs_at_once_wait_for_each_other_and_all_fit(monkeypatch: py
     assert [end.status for end in ends] == [Status.COMPLETED] * 5
     assert all(budget.cap.allows(budget.taken) for budget in seen) and len(seen) == 5
     assert (await only(log)).spent.tokens == 500
+
+
+@pytest.mark.parametrize("number", range(1, 4))
+async def test_an_append_whose_answer_is_lost_charges_nothing_twice(number: int) -> None:
+    log = MemoryLog(ManualClock())
+    await log.cap_budget("b", {"tokens": 50_000})
+    play, count = await shared(log, [turn(call_of(), input_tokens=9), turn(text="done", input_tokens=3)]), 0
+    answers = play._journal
+
+    async def losing(asked: Execute) -> Executed:
+        nonlocal count
+        done, count = await answers(asked), count + 1
+        if count == number:
+            raise PerdureError("the answer was lost")
+        return done
+
+    play._journal = losing  # type: ignore[method-assign]
+    assert (await play.drive()).status is Status.COMPLETED
+    assert count > number, "an answer was lost"
+    budget = await only(log)
+    assert (budget.spent.tokens, budget.held.tokens, budget.estimated.tokens) == (12, 0, 0)
+    asked = [event for event in await play.events() if isinstance(event, BudgetReserved)]
+    assert [event.turn_index for event in asked] == [0, 1]
+
+
+async def test_a_cancelled_call_is_charged_as_reserved() -> None:
+    log = MemoryLog(ManualClock())
+    await log.cap_budget("b", {"tokens": 50_000})
+    play = await shared(log, [turn(text="done")])
+
+    async def model(request: ModelRequest) -> ModelReply:
+        await accepted(log, Cancel(play.run_id, CancelRequested(by="me")))
+        owner.look()
+        await asyncio.sleep(60)
+        raise AssertionError("nobody waits so long")
+
+    play.agent = play.agent.model_copy(update={"model": model})
+    await new_run(log, created(config=play.agent.snapshot(), budget="b"), play.run_id)
+    start = Start(play.run_id, await claim(log, play.run_id), tuple(await log.read(play.run_id)))
+    owner = Owner(start, play._journal, loader(play.agent))
+    assert (await owner.drive()).status is Status.CANCELLED
+    budget = await only(log)
+    assert budget.spent == budget.estimated != Amount() and not budget.held.tokens
