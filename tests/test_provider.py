@@ -181,6 +181,15 @@ async def test_images_of_tools_are_sent_as_images(kind: str) -> None:
     )
 
 
+@ALL
+async def test_an_empty_result_is_no_empty_message(kind: str) -> None:
+    async with Wire(Says([Text(""), Call("look")]), Says([Text("Done.")])) as wire:
+        provider = opened(kind, wire)
+        odd = request(instructions="Be \ud800 brief.")
+        assert (await asked(provider, request([HELLO, *said(await asked(provider, odd), '""')]))).text == "Done."
+        assert b"(empty)" in wire.served[1].raw
+
+
 @BOTH
 async def test_of_many_images_the_newest_are_sent_and_the_oldest_are_left_out_together(kind: str) -> None:
     async with Wire(*[Says([Call("look")])] * 26) as wire:

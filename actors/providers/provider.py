@@ -55,7 +55,10 @@ class Provider:
         try:
             model = infer_model(name, lambda _: kind(base_url=base_url) if base_url else kind())
         except UserError as error:
-            raise named("bad_key", name, str(error)) from error
+            what = str(error).partition(" or pass it")[0]  # the rest is for who writes Python for pydantic-ai
+            if "key" in what.lower():
+                raise named("bad_key", name, f"there is none: {what}") from error
+            raise UsageError(f"model {name!r} cannot be asked: {what}") from error
         return cls(name, model)
 
     async def answer(self, request: ModelRequest, settings: Mapping[str, Any], stream: Stream) -> ModelReply:

@@ -84,7 +84,7 @@ def conversation(request: ModelRequest) -> list[ModelMessage]:
             said.append(WireRequest(parts=parts))
     last = said[-1]
     if request.instructions and isinstance(last, WireRequest):
-        said[-1] = WireRequest(parts=last.parts, instructions=request.instructions)
+        said[-1] = WireRequest(parts=last.parts, instructions=valid_text(request.instructions))
     return said
 
 
