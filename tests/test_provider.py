@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic_ai.models.test import TestModel
 
 from perdure.actors.model import ModelError, Stream, check_model
+from perdure.actors.providers.provider import Provider
 from perdure.store.errors import UsageError
 from perdure.store.events import Usage, canonical
 
@@ -303,6 +305,21 @@ async def test_what_passes_is_waited_out_and_asked_again(kind: str, trouble: Any
         assert len(wire.asked) == 3 and len({each.raw for each in wire.asked}) == 1, "asked again in other words"
     waits = getattr(trouble, "headers", {}).get("retry-after")
     assert clock.now >= (4 if waits else 0.5), "the provider named the time to wait"
+
+
+class Plain(TestModel):
+    """A model of a provider without streams, and without words for why an answer ends."""
+
+    def request_stream(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+async def test_a_provider_without_streams_is_asked_all_the_same() -> None:
+    for model in (Plain(call_tools=["look"]), TestModel(call_tools=["look"])):
+        reply = await asked(Provider("other:x", model))
+        assert [use.name for use in reply.tool_calls] == ["look"] and reply.usage.input_tokens
+        results = said(reply, '"seen"')
+        assert "seen" in (await asked(Provider("other:x", model), request([HELLO, *results]))).text
 
 
 def test_a_model_that_there_cannot_be_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:

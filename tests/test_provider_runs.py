@@ -12,6 +12,7 @@ import pytest
 
 from perdure.actors import providers, reception
 from perdure.actors.agent import Agent
+from perdure.actors.model import Stream
 from perdure.actors.providers.pace import Pace
 from perdure.actors.providers.provider import Provider
 from perdure.actors.tools import Tool, ToolOptions
@@ -27,7 +28,7 @@ from perdure.store.events import (
 
 from .fakes import created, new_run
 from .gate_kit import Office
-from .provider_kit import MODELS, Clock, keys
+from .provider_kit import MODELS, Clock, keys, request
 from .wire import Block, Call, Fault, Says, Text, Thinking, Wire
 
 BOTH = pytest.mark.parametrize("kind", ["anthropic", "openai"])
@@ -312,3 +313,15 @@ async def test_a_missing_key_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch
         end = await Asking("anthropic", wire).end()
     assert end.code == "bad_key" and "\n" not in end.message
     assert "Set the `ANTHROPIC_API_KEY` environment variable; check the key" in end.message
+
+
+async def test_models_of_one_provider_share_its_pace_and_no_run_fails_for_its_limits() -> None:
+    limited = {"type": "rate_limit", "message": "Rate limit reached: 30 requests per second"}
+    busy = Fault(429, {"error": limited}, {"retry-after-ms": "40"})
+    plays = [busy if number % 3 == 0 else Says([Text("Done.")]) for number in range(45)]
+    async with Wire(*plays) as wire:
+        models = [providers.provided(f"openai-chat:{name}", {}, wire.openai) for name in ("gpt-4o", "gpt-4.1")]
+        replies = await asyncio.gather(*(models[number % 2](request(), Stream()) for number in range(30)))
+        shared = {id(each.pace) for each in providers._open[asyncio.get_running_loop()].values()}
+    assert [reply.text for reply in replies] == ["Done."] * 30
+    assert len(wire.asked) == 45 and len(shared) == 1

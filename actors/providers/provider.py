@@ -6,9 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic_ai.direct import model_request_stream
+from pydantic_ai.direct import model_request, model_request_stream
 from pydantic_ai.exceptions import ModelAPIError, UnexpectedModelBehavior, UserError
-from pydantic_ai.messages import ModelResponseStreamEvent, PartDeltaEvent, PartStartEvent, TextPart, TextPartDelta
+from pydantic_ai.messages import (
+    ModelResponse,
+    ModelResponseStreamEvent,
+    PartDeltaEvent,
+    PartStartEvent,
+    TextPart,
+    TextPartDelta,
+)
 from pydantic_ai.models import Model as ProviderModel
 from pydantic_ai.models import infer_model, parse_model_id
 from pydantic_ai.providers import infer_provider_class
@@ -44,6 +51,11 @@ class Provider:
     pace: Pace = field(default_factory=Pace)
 
     @property
+    def _tells(self) -> bool:
+        """Whether each whole answer says why it ends: so it is in the protocols of Anthropic and OpenAI."""
+        return any(kind.__name__ in ("AnthropicModel", "OpenAIChatModel") for kind in type(self.model).__mro__)
+
+    @property
     def at(self) -> str:
         """The provider, whatever the model."""
         return f"{self.name.partition(':')[0]} {self.model.base_url}"
@@ -67,18 +79,29 @@ class Provider:
         said = translate.settings(request, settings)
         parameters = translate.parameters(request)
 
-        async def ask() -> ModelReply:
+        heard = False
+
+        async def response() -> ModelResponse:
+            nonlocal heard
             heard = False
-            trouble: Passing | ModelError = passing(named("unavailable", self.name, BROKEN_STREAM))
             try:
                 async with model_request_stream(
                     self.model, messages, model_settings=said, model_request_parameters=parameters
-                ) as response:
-                    async for event in response:
+                ) as coming:
+                    async for event in coming:
                         heard = True
-                        _pass_on(event, translate.tokens(response.usage), stream)
-                    whole = response.get()
-                if translate.is_whole(whole):
+                        _pass_on(event, translate.tokens(coming.usage), stream)
+                    return coming.get()
+            except NotImplementedError:  # pydantic-ai has no streams of this provider's
+                return await model_request(
+                    self.model, messages, model_settings=said, model_request_parameters=parameters
+                )
+
+        async def ask() -> ModelReply:
+            trouble: Passing | ModelError = passing(named("unavailable", self.name, BROKEN_STREAM))
+            try:
+                whole = await response()
+                if translate.is_whole(whole, self._tells):
                     return translate.reply(whole, said.get("max_tokens"))
             except ModelAPIError as error:
                 trouble = failure(error, self.name)

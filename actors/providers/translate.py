@@ -219,12 +219,11 @@ def stop_reason(response: ModelResponse) -> str:
     return str(details.get("finish_reason") or response.finish_reason or "end_turn")
 
 
-def is_whole(response: ModelResponse) -> bool:
-    """Whether the stream said that the answer is at its end. pydantic-ai takes a chat stream that just ends for one
-    that has stopped."""
-    details = response.provider_details or {}
-    said = response.finish_reason not in (None, "stop") or "finish_reason" in details
-    return said and response.state == "complete"
+def is_whole(response: ModelResponse, tells: bool) -> bool:
+    """Whether the answer is at its end. `tells` says that its provider always tells why it ends: pydantic-ai takes a
+    stream of chat completions that just ends for one that has stopped."""
+    told = response.finish_reason not in (None, "stop") or "finish_reason" in (response.provider_details or {})
+    return (told or not tells) and response.state == "complete"
 
 
 def tokens(usage: RequestUsage) -> Usage:
