@@ -21,6 +21,7 @@ from ..store.events import (
     AssistantDelta,
     AssistantInterrupted,
     AssistantMessage,
+    BudgetReleased,
     BudgetReserved,
     CancelRequested,
     CodeChanged,
@@ -144,6 +145,10 @@ def evolve(state: State, event: Event) -> State:
             if event.turn_index != state.turn_count or not state.turn_started:
                 raise IllegalTransition(status, event.type, f"turn {event.turn_index} was not started")
             return replace(state, reserved=event)
+        case BudgetReleased():
+            if state.reserved is None or event.turn_index != state.turn_count:
+                raise IllegalTransition(status, event.type, "nothing is reserved")
+            return replace(state, reserved=None)
         case AssistantDelta():
             return replace(state, partial=_heard(state, event))
         case AssistantInterrupted():

@@ -26,6 +26,9 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, f
 from ..store.errors import PerdureError, UsageError
 from ..store.events import Usage
 
+NOT_TAKEN: Final = frozenset({"bad_key", "no_credit", "context_too_long", "unknown_model", "rejected"})
+"""Codes of model errors where the provider did not take the request: it has cost nothing."""
+
 
 class ModelError(PerdureError):
     """The model gave no usable answer. The run fails with `code`."""

@@ -46,7 +46,7 @@ from .reception import Reception
 from .requests import Ended, Execute, Executed, Start
 from .results import valid_text
 from .servers import with_servers
-from .shares import charged, pause, reservation, share_of
+from .shares import charged, given_back, pause, reservation, share_of
 from .standing import judged
 from .turn import asked_again, turn_events
 
@@ -179,6 +179,7 @@ class Owner:
         except Lost:
             raise
         except UsageError as error:
+            self._pending += given_back(error, self._decided())
             self._pending.append(RunFailed(code="agent_unavailable", message=error.message, phase="model"))
         except Exception as error:  # noqa: BLE001 - a model may raise anything; the run ends and says what
             self._came_to_nothing(error)
@@ -191,6 +192,7 @@ class Owner:
         self._broken += isinstance(error, Interrupted)
         if isinstance(error, Interrupted) and self._broken <= BROKEN_MAX:
             return
+        self._pending += given_back(error, self._decided())
         text = valid_text(str(error) if isinstance(error, PerdureError) else f"{type(error).__name__}: {error}")
         code = error.code if isinstance(error, ModelError) else "model_error"
         self._pending.append(RunFailed(code=code, message=text, phase="model"))

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from ..store.events import AssistantMessage, BudgetReserved, Event
+from ..store.errors import UsageError
+from ..store.events import AssistantMessage, BudgetReleased, BudgetReserved, Event
 from .agent import Agent
 from .budgets import ANSWER_TOKENS, Share, prompt_at_most, share
 from .machine import State
-from .model import ModelRequest
+from .model import NOT_TAKEN, ModelError, ModelRequest
 from .prices import PriceList, cost
 
 PAUSE_S: Final = 0.2, 1.0
@@ -51,6 +52,12 @@ def charged(events: Sequence[Event], prices: PriceList | None) -> list[Event]:
         else event
         for event in events
     ]
+
+
+def given_back(error: Exception, state: State) -> list[Event]:
+    """The events that give back what a run holds, where this error says that its model call has cost nothing."""
+    nothing = isinstance(error, UsageError) or (isinstance(error, ModelError) and error.code in NOT_TAKEN)
+    return [BudgetReleased(turn_index=state.turn_count)] if nothing and state.reserved else []
 
 
 async def pause(news: asyncio.Event) -> None:

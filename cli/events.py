@@ -13,6 +13,7 @@ from ..store.events import (
     AssistantDelta,
     AssistantInterrupted,
     AssistantMessage,
+    BudgetReleased,
     BudgetReserved,
     CancelRequested,
     CodeChanged,
@@ -68,6 +69,8 @@ def describe(event: Event) -> str:
         case BudgetReserved():
             cost = "" if event.cost is None else f" and {in_dollars(event.cost)}"
             return f"{event.prompt_tokens} + {event.output_tokens} tokens{cost}"
+        case BudgetReleased():
+            return f"turn {event.turn_index}"
         case TurnStarted():
             return f"turn {event.turn_index}"
         case AssistantDelta():

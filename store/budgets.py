@@ -1,9 +1,10 @@
 """Budgets that many runs share: the row of one, and what the events of its runs do to it. Pure.
 
 A run holds at most one reservation, that of the model call which it makes: `budget_reserved` holds it, the message
-settles it for what the call did cost. Whatever else ends the call (another owner, the end of the run, another call)
-charges the reservation as it stands and marks it as estimated: nobody knows what the call did cost. All of it happens
-in the transaction of the event, so that an append that is sent again charges nothing twice.
+settles it for what the call did cost, `budget_released` gives it back where the call cost nothing. Whatever else ends
+the call (another owner, the end of the run, another call) charges the reservation as it stands and marks it as
+estimated: nobody knows what the call did cost. All of it happens in the transaction of the event, so that an append
+that is sent again charges nothing twice.
 
 Money is Decimal and exact; it is text in the store.
 """
@@ -16,6 +17,7 @@ from typing import Final
 
 from .events import (
     AssistantMessage,
+    BudgetReleased,
     BudgetReserved,
     Event,
     RunCancelled,
@@ -92,6 +94,8 @@ def entered(budget: Budget, held: Amount | None, event: Event) -> tuple[Budget, 
             return replace(budget, held=budget.held + amount), amount
         case AssistantMessage() if held:
             return _settled(budget, held, event), None
+        case BudgetReleased() if held:
+            return replace(budget, held=budget.held - held), None
         case RunClaimed() | RunCompleted() | RunFailed() | RunCancelled() | RunTimedOut() if held:
             return _lost(budget, held), None
     return budget, held

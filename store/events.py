@@ -11,11 +11,13 @@ import json
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Final, Literal
-from uuid import uuid4
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
 from .errors import CorruptLog
+from .event_base import AgentRef as AgentRef
+from .event_base import BaseEvent, Model
+from .event_base import Usage as Usage
 
 Effect = Literal["read_only", "idempotent_write", "non_idempotent"]
 ResultSource = Literal[
@@ -25,38 +27,7 @@ Decision = Literal["approve", "reject"]
 Settlement = Literal["happened", "not_happened", "abandon"]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
-
-
-class Usage(_Model):
-    """Tokens of one model call, each kind priced on its own."""
-
-    input_tokens: int = Field(default=0, ge=0)
-    output_tokens: int = Field(default=0, ge=0)
-    cache_creation_input_tokens: int = Field(default=0, ge=0)
-    cache_read_input_tokens: int = Field(default=0, ge=0)
-
-
-class AgentRef(_Model):
-    """Where an agent's code is: `module:name` or `/abs/file.py:name`, the digest of its folder, and the folder
-    that its imports start from."""
-
-    ref: str
-    digest: str
-    root: str = ""
-
-
-class _Event(_Model):
-    event_id: str = Field(default_factory=lambda: uuid4().hex)
-    v: Literal[1] = 1
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Events travel between processes as their JSON text: smaller and quicker than a pickled model."""
-        return decode, (self.model_dump_json(),)
-
-
-class RunCreated(_Event):
+class RunCreated(BaseEvent):
     """A run exists. `config` is the snapshot of the agent's settings that the run obeys from now on."""
 
     type: Literal["run_created"] = "run_created"
@@ -72,7 +43,7 @@ class RunCreated(_Event):
     metadata: dict[str, JsonValue] = Field(default_factory=dict)
 
 
-class RunClaimed(_Event):
+class RunClaimed(BaseEvent):
     """A supervisor took the run over. `charged` counts towards the restart limit."""
 
     type: Literal["run_claimed"] = "run_claimed"
@@ -82,7 +53,7 @@ class RunClaimed(_Event):
     charged: bool = False
 
 
-class Raised(_Model):
+class Raised(Model):
     """What an open call is from now on, whose tool is of a stricter class than it was. An attempt that may be running
     without a start mark can act until `hold_s` after the commit."""
 
@@ -90,7 +61,7 @@ class Raised(_Model):
     hold_s: float
 
 
-class CodeChanged(_Event):
+class CodeChanged(BaseEvent):
     """The owner's code of the agent is another than the log has known so far: `digest` in the place of `was`. `tools`
     are what `config` of run_created says of them, as they are now; `raised` are open calls, by id."""
 
@@ -101,7 +72,7 @@ class CodeChanged(_Event):
     raised: dict[str, Raised] = Field(default_factory=dict)
 
 
-class NoticeInjected(_Event):
+class NoticeInjected(BaseEvent):
     """What the model is told before this turn, beside the conversation. The newest one of a turn counts."""
 
     type: Literal["notice_injected"] = "notice_injected"
@@ -109,12 +80,12 @@ class NoticeInjected(_Event):
     text: str
 
 
-class TurnStarted(_Event):
+class TurnStarted(BaseEvent):
     type: Literal["turn_started"] = "turn_started"
     turn_index: int
 
 
-class BudgetReserved(_Event):
+class BudgetReserved(BaseEvent):
     """The most that the model call which follows can take of the budget that the run shares; its answer is cut to
     `output_tokens`. `cost` is in US dollars, None where the prices of its model are not known."""
 
@@ -125,7 +96,14 @@ class BudgetReserved(_Event):
     cost: Decimal | None = Field(default=None, ge=0)
 
 
-class AssistantDelta(_Event):
+class BudgetReleased(BaseEvent):
+    """The model call was not made, or its provider did not take it: it has cost nothing."""
+
+    type: Literal["budget_released"] = "budget_released"
+    turn_index: int
+
+
+class AssistantDelta(BaseEvent):
     """A piece of an answer that is being received, from character `offset` of its text on; at 0 another model call
     begins. `usage` is what the call has taken as far as its model has told, `complete` if that is all of it."""
 
@@ -137,7 +115,7 @@ class AssistantDelta(_Event):
     complete: bool = False
 
 
-class AssistantInterrupted(_Event):
+class AssistantInterrupted(BaseEvent):
     """The model call whose answer is in the log so far was given up, or died with its process: what it has cost."""
 
     type: Literal["assistant_interrupted"] = "assistant_interrupted"
@@ -146,7 +124,7 @@ class AssistantInterrupted(_Event):
     estimated: bool
 
 
-class AssistantMessage(_Event):
+class AssistantMessage(BaseEvent):
     """The model's answer. Its tool calls follow as tool_call_requested in the same append. `native` is the model's own,
     which goes back to it as it is."""
 
@@ -160,7 +138,7 @@ class AssistantMessage(_Event):
     """US dollars that the call is charged with in the budget that its run shares."""
 
 
-class ToolCallRequested(_Event):
+class ToolCallRequested(BaseEvent):
     """The intent: durable before anything executes. `arguments` is canonical JSON text."""
 
     type: Literal["tool_call_requested"] = "tool_call_requested"
@@ -173,7 +151,7 @@ class ToolCallRequested(_Event):
     idempotency_key: str
 
 
-class ToolCallStarted(_Event):
+class ToolCallStarted(BaseEvent):
     """The start mark of a non_idempotent attempt: from here on it may act, until `hold_s` after the commit."""
 
     type: Literal["tool_call_started"] = "tool_call_started"
@@ -188,7 +166,7 @@ class ToolCallStarted(_Event):
     hold_s: float
 
 
-class ToolCallRetried(_Event):
+class ToolCallRetried(BaseEvent):
     """The call is dispatched again; `attempt` is the new attempt's number. Of the attempt before, as far as it was
     heard of: `node` and `pid` are its process, `ran_s` is how long before its end it had begun."""
 
@@ -201,7 +179,7 @@ class ToolCallRetried(_Event):
     ran_s: float | None = None
 
 
-class ToolCallProbed(_Event):
+class ToolCallProbed(BaseEvent):
     """The tool's probe was asked what an attempt did, which had ended as `end` says. It changes no state. `why` goes
     with its answer, or says why there is none; `node`, `pid` and `took_s` are of the probe."""
 
@@ -216,7 +194,7 @@ class ToolCallProbed(_Event):
     took_s: float | None = None
 
 
-class ToolCallUnsettled(_Event):
+class ToolCallUnsettled(BaseEvent):
     """It is unknown whether this attempt's effect happened, and no probe could tell: a person is asked. The event's
     id names the question."""
 
@@ -226,7 +204,7 @@ class ToolCallUnsettled(_Event):
     why: str
 
 
-class ApprovalRequested(_Event):
+class ApprovalRequested(BaseEvent):
     """A person is asked whether this call may run; until then nothing of it can begin. The event's id names the
     question. `digest` is of the exact arguments and the tool's schema. `timeout_s` counts from the commit on the
     store's clock, None for ever; then `default` decides or, without one, the run times out."""
@@ -244,7 +222,7 @@ class ApprovalRequested(_Event):
     default: Decision | None = None
 
 
-class ApprovalDecided(_Event):
+class ApprovalDecided(BaseEvent):
     """The one answer to a question; it is used once. `arguments` are the edited ones, None where they stay."""
 
     type: Literal["approval_decided"] = "approval_decided"
@@ -257,7 +235,7 @@ class ApprovalDecided(_Event):
     arguments: str | None = None
 
 
-class ApprovalExpired(_Event):
+class ApprovalExpired(BaseEvent):
     """A question's deadline has passed. Beside running calls it is only noted; then the run times out."""
 
     type: Literal["approval_expired"] = "approval_expired"
@@ -265,7 +243,7 @@ class ApprovalExpired(_Event):
     question: str
 
 
-class ToolCallSettled(_Event):
+class ToolCallSettled(BaseEvent):
     """A person says what became of an attempt. `happened` and `abandon` are followed by the call's result in the same
     append; `not_happened` withdraws its start mark, and leaves the call to be dispatched as a new attempt."""
 
@@ -278,7 +256,7 @@ class ToolCallSettled(_Event):
     reason: str = ""
 
 
-class ToolResult(_Event):
+class ToolResult(BaseEvent):
     """The one result of a call. `content` is JSON text. Where an attempt reported it: `node` and `pid` are its process,
     `took_s` is how long its handler ran."""
 
@@ -293,7 +271,7 @@ class ToolResult(_Event):
     took_s: float | None = None
 
 
-class ToolEvidence(_Event):
+class ToolEvidence(BaseEvent):
     """What an attempt reported too late to count as the call's result. It changes no state."""
 
     type: Literal["tool_evidence"] = "tool_evidence"
@@ -304,19 +282,19 @@ class ToolEvidence(_Event):
     why: str
 
 
-class CancelRequested(_Event):
+class CancelRequested(BaseEvent):
     type: Literal["cancel_requested"] = "cancel_requested"
     by: str
     reason: str = ""
 
 
-class RunCompleted(_Event):
+class RunCompleted(BaseEvent):
     type: Literal["run_completed"] = "run_completed"
     output: JsonValue
     stop_reason: str
 
 
-class RunFailed(_Event):
+class RunFailed(BaseEvent):
     """`code` is for programs, `message` for people; `tool_call_id` names the call that is to blame, if one is."""
 
     type: Literal["run_failed"] = "run_failed"
@@ -326,12 +304,12 @@ class RunFailed(_Event):
     tool_call_id: str | None = None
 
 
-class RunCancelled(_Event):
+class RunCancelled(BaseEvent):
     type: Literal["run_cancelled"] = "run_cancelled"
     reason: str
 
 
-class RunTimedOut(_Event):
+class RunTimedOut(BaseEvent):
     """Nobody decided in time. Calls that wait stay open: a resumed run asks anew."""
 
     type: Literal["run_timed_out"] = "run_timed_out"
@@ -339,7 +317,7 @@ class RunTimedOut(_Event):
     tool_call_id: str | None = None
 
 
-class RunRequeued(_Event):
+class RunRequeued(BaseEvent):
     """A run that has ended goes on. `limits` are those that are raised or lifted from here on."""
 
     type: Literal["run_requeued"] = "run_requeued"
@@ -354,6 +332,7 @@ Event = (
     | NoticeInjected
     | TurnStarted
     | BudgetReserved
+    | BudgetReleased
     | AssistantDelta
     | AssistantInterrupted
     | AssistantMessage

@@ -68,6 +68,7 @@ _IN_A_TURN: Final = frozenset(
         "notice_injected",
         "turn_started",
         "budget_reserved",
+        "budget_released",
         "assistant_delta",
         "assistant_interrupted",
         "assistant_message",

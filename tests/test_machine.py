@@ -87,6 +87,7 @@ LEGAL: dict[Status, Moves] = {
         "notice_injected": Status.RUNNING,
         "turn_started": Status.RUNNING,
         "budget_reserved": Status.RUNNING,
+        "budget_released": Status.RUNNING,
         "assistant_delta": Status.RUNNING,
         "assistant_interrupted": Status.RUNNING,
         "assistant_message": Status.RUNNING,

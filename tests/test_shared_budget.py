@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perdure.actors.model import ModelReply, ModelRequest
+from perdure.actors.model import ModelError, ModelReply, ModelRequest
 from perdure.actors.requests import Execute, Executed, Start
 from perdure.actors.run import Owner
 from perdure.store.budgets import Amount, Budget, Cap, reserved, tokens
 from perdure.store.errors import PerdureError
 from perdure.store.events import (
     AssistantMessage,
+    BudgetReleased,
     BudgetReserved,
     CancelRequested,
     Event,
@@ -156,8 +157,11 @@ async def test_a_cap_is_changed_and_what_is_spent_stays(log: EventLog) -> None:
 
 
 RUNS = 3
+MOVES = "ask", "ask", "tell", "free", "claim", "end"
 moves = st.lists(
-    st.tuples(st.integers(0, RUNS - 1), st.sampled_from(["ask", "ask", "tell", "claim", "end"]), st.integers(0, 40)),
+    st.tuples(
+        st.integers(0, RUNS - 1), st.sampled_from(["ask", "ask", "tell", "free", "claim", "end"]), st.integers(0, 40)
+    ),
     max_size=30,
 )
 
@@ -205,6 +209,8 @@ async def step(log: EventLog, run_id: str, move: str, size: int) -> None:
     elif move == "tell" and row.held:
         took = max(1, row.held.tokens * size // 40)
         events = (answered(row.turns, took, row.held.cost * size / 40),) if row.held.tokens else ()
+    elif move == "free" and row.held:
+        events = (BudgetReleased(turn_index=row.turns),)
     elif move == "end":
         events = (RunFailed(code="x", message="x", phase="model"),)
     command: Command = Append(run_id, row.epoch, row.seq, events)
@@ -221,6 +227,8 @@ async def check(log: EventLog) -> None:
             event = stored.event
             if isinstance(event, AssistantMessage) and holds:
                 spent += Amount(tokens(event.usage), event.cost or Decimal(0))
+                holds = None
+            elif event.type == "budget_released":
                 holds = None
             elif holds and event.type in ("budget_reserved", "run_claimed", "run_failed"):
                 spent, estimated = spent + holds, estimated + holds
@@ -329,6 +337,23 @@ async def test_an_append_whose_answer_is_lost_charges_nothing_twice(number: int)
     assert (budget.spent.tokens, budget.held.tokens, budget.estimated.tokens) == (12, 0, 0)
     asked = [event for event in await play.events() if isinstance(event, BudgetReserved)]
     assert [event.turn_index for event in asked] == [0, 1]
+
+
+async def test_a_call_that_its_provider_does_not_take_costs_nothing_and_one_that_fails_is_charged_as_reserved() -> None:
+    for number, (code, free) in enumerate((("bad_key", True), ("unavailable", False))):
+        log = MemoryLog(ManualClock())
+        await log.cap_budget("b", {"tokens": 50_000})
+        play = await shared(log, [], number)
+
+        async def model(request: ModelRequest, code: str = code) -> ModelReply:
+            raise ModelError("no", code)
+
+        play.agent = play.agent.model_copy(update={"model": model})
+        ended = await play.drive()
+        assert isinstance(ended.end, RunFailed) and ended.end.code == code
+        budget = await only(log)
+        assert budget.spent == budget.estimated and not budget.held.tokens
+        assert (budget.spent == Amount()) is free
 
 
 async def test_a_cancelled_call_is_charged_as_reserved() -> None:
