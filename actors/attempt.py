@@ -231,6 +231,10 @@ def _handled(work: Work, call: Callable[[], Any], journal: _Journal, node: str, 
         left = not children.end(SERVER_S if outcome.kind == "result" else 0.0)
     else:
         left = not children.end() if ends else bool(children.found())
+    if left:
+        children.leave(*children.found())
+    if spoilt():  # the thread goes on in this process
+        children.leave((os.getpid(), own_start()))
     return outcome.model_copy(update={"node": node, "pid": os.getpid(), "took_s": took_s, "left": left or spoilt()})
 
 

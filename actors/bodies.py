@@ -25,7 +25,7 @@ from .kernel import boot_id, kill_process, process_started
 from .leftovers import sweep_locks, watch_strays
 from .loading import loaded
 from .ray_tasks import JOURNAL, RayTasks, bind_process, journal_handle
-from .requests import Ended, Settings, Start, store_of
+from .requests import Ended, Nudge, Settings, Start, store_of
 from .run import Owner
 from .wire import Method, Unreachable, Wire, listen, socket_path
 
@@ -194,8 +194,10 @@ class RunActor:
 
     async def look(self, run_id: str, epoch: int) -> bool:
         """Have the owner of a run look at its log; whether it is here."""
-        if drive := self._drives.get((run_id, epoch)):
+        drive = self._drives.get((run_id, epoch))
+        if drive and self._courier:
             drive[0].look()
+            await self._courier.ask(Nudge((run_id,)))  # the owner may wait for its tools
         return drive is not None
 
     async def held(self) -> list[tuple[str, int]]:

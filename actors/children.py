@@ -2,8 +2,9 @@
 
 Three things find a descendant. While the attempt's process lives, everything below it is its child: it takes in the
 orphans of its descendants, daemons in sessions of their own too. After its death, the mark in the environment, which
-whatever is executed inherits; and a file that names each process which was forked and executes nothing. Not found is
-what clears its environment and outlives the worker that was killed before it could look.
+whatever is executed inherits; and a file that names each process which was forked and executes nothing, and what a
+finished attempt leaves without a mark. Whoever watches the attempt from outside remembers what was below it. Not found
+is what clears its environment right before its worker is killed from outside.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import functools
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -84,6 +86,11 @@ class Children:
             _await_end(self.found(), patience_s)
         return not _has_children() or end_all(self.found)
 
+    def leave(self, *processes: Named) -> None:
+        """Name processes that go on when the attempt is over, so that they are found from outside."""
+        if processes:
+            _name(*processes)
+
 
 _attempt: tuple[str, str] | None = None
 """Store and mark of the newest attempt in this process."""
@@ -102,13 +109,18 @@ def _take_down() -> None:
     and not to be handled as Ray has its workers do."""
     with contextlib.suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _name((os.getpid(), process_started(os.getpid())))
+
+
+def _name(*processes: Named) -> None:
+    """Name processes in the file of the attempt that this process serves, or has served last."""
     if _attempt is None:
         return
     store, mark = _attempt
     path = _forks(store, mark)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    os.write(file, f"{os.getpid()} {process_started(os.getpid())}\n".encode())
+    os.write(file, "".join(f"{pid} {started}\n" for pid, started in processes).encode())
     os.close(file)
 
 
@@ -231,11 +243,33 @@ def end_marked(wanted: str) -> bool:
 
 def below(pid: int) -> list[Named]:
     """The living descendants of a process of this machine, as far as their parents live."""
-    try:
-        children = psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-    return [(child.pid, started) for child in children if (started := process_started(child.pid))]
+    return trees({pid: ""}, foreign=True)[pid]
+
+
+def trees(workers: Mapping[int, str], foreign: bool = False) -> dict[int, list[Named]]:
+    """The living descendants of these processes of this machine, as far as their parents live. Those with other marks
+    than the one given for each are of earlier attempts, and left out unless they are wanted."""
+    children: dict[int, list[int]] = {}
+    for process in psutil.process_iter(["ppid"]):
+        children.setdefault(process.info["ppid"], []).append(process.pid)
+    found: dict[int, list[Named]] = {}
+    for worker, mark in workers.items():
+        pids = list(children.get(worker, ()))
+        for pid in pids:
+            pids += children.get(pid, ())
+        own = (pid for pid in pids if foreign or not (marks := _marks(pid)) or mark in marks)
+        found[worker] = [(pid, started) for pid in own if (started := process_started(pid))]
+    return found
+
+
+def look(store: str) -> tuple[str, list[tuple[str, Named]]]:
+    """The name of this machine, and its processes with a mark of this store."""
+    return socket.gethostname(), all_marked(store)
+
+
+def end_these(processes: Sequence[Named]) -> bool:
+    """End processes of this machine, whatever they have started since. True when none of them is left."""
+    return end_all(functools.partial(alive, processes))
 
 
 def forked(path: Path) -> Iterator[Named]:

@@ -13,17 +13,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from typing import Any
 
 from ..store.errors import PerdureError, StoreUnavailable
 from ..store.events import Stored, ToolCallRequested, ToolCallStarted
 from ..store.log import Accepted, Append, Command, EventLog, Leave, Mark, Refused, Verdict
-from ..store.rows import CallRow, Clock
-from ..store.states import TERMINAL
+from ..store.rows import CallRow, Clock, RunRow
+from ..store.states import TERMINAL, Status
 from ..store.writer import GroupWriter
 from .changed import closings, in_doubt
+from .proof import Proofs
 from .pursuit import Pursued, Pursuit, Tasks
-from .requests import Execute, Executed
+from .requests import Execute, Executed, Nudge
 from .tools import ToolOptions
 
 log = logging.getLogger(__name__)
@@ -66,23 +68,25 @@ class Journal:
         clock: Clock = time.time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._log, self._tasks, self._sleep = event_log, tasks, sleep
+        self._log, self._tasks, self._clock, self._sleep = event_log, tasks, clock, sleep
         self._writer = GroupWriter(event_log)
         self._runs: dict[str, _Followed] = {}
         self._endings: set[asyncio.Task[None]] = set()
         """What still runs for ended runs is being stopped."""
+        self._proofs = Proofs(event_log, self.submit, tasks, store)
         self._pursuit = Pursuit(event_log, self.submit, tasks, self._epoch_of, store, clock, sleep)
 
     async def execute(self, ask: Execute) -> Executed:
         """Append as the owner, then wait until every released call has its result or nothing more can be done; or
         until somebody else has appended to the run: a cancel, or a decision that releases one more call. Of a run that
-        is cancelled, stop what runs: once this returns, nothing of it does, and each call that had begun has a result.
+        is cancelled, stop what runs: once this returns, nothing of it does, and each call that had begun has a result;
+        and look for processes that it has left.
 
         Raises Refused. May be repeated: calls that run are joined, never started twice.
         """
         done = await self.submit(Append(ask.run_id, ask.epoch, ask.expected_seq, ask.events))
         if done.row.status in TERMINAL:
-            self._release(ask.run_id)
+            self._release(done.row)
             return Executed(done.events)
         run = self._runs.get(ask.run_id)
         if run is None:
@@ -91,14 +95,16 @@ class Journal:
         run.epoch = ask.epoch
         run.knows(ask.expected_seq)
         told = ask.expected_seq + len(done.events) == done.row.seq >= run.seq
+        checked = None
         if done.row.cancel:
             await self._stop(run, ask, done)
+            checked = await self._proofs.look(ask.run_id) if done.row.turns else None
         elif told and done.calls:
             told = await self._see_through(run, ask, done)
         events = await self._since(ask.run_id, run, ask.expected_seq, told)
         if not run.calls and self._runs.get(ask.run_id) is run:
             del self._runs[ask.run_id]  # nothing of it runs here: the next execute brings what is to be known
-        return Executed(events)
+        return Executed(events, checked)
 
     async def _see_through(self, run: _Followed, ask: Execute, done: Accepted) -> bool:
         """Start or join the released calls and wait for them. False when others have appended meanwhile."""
@@ -230,16 +236,19 @@ class Journal:
 
     async def sweep(self) -> None:
         """Stop what belongs to runs that were ended by another hand, and have the owners of others look at what
-        somebody else has appended. One that is told in vain looks in vain, no more."""
-        followed = [run_id for run_id, run in self._runs.items() if run.calls]
-        rows = await self._log.runs(ids=followed) if followed else []
-        for row in rows:
+        somebody else has appended. One that is told in vain looks in vain, no more. And look for what cancelled runs
+        have left, where that was not done yet."""
+        await self.look({run_id for run_id, run in self._runs.items() if run.calls} | self._pursuit.left.keys())
+        for run_id in await self._proofs.owed(self._clock()):
+            self._see_to(self._proofs.prove(run_id))
+
+    async def look(self, run_ids: Collection[str]) -> None:
+        """The part of `sweep` that is about these runs: what runs here may be due to stop."""
+        for row in await self._log.runs(ids=[*run_ids]) if run_ids else []:
             run = self._runs.get(row.run_id)
-            if run is None:
-                continue
             if row.status in TERMINAL:
-                self._release(row.run_id)
-            elif row.seq > run.seq:
+                self._release(row)
+            elif run and run.calls and row.seq > run.seq:
                 run.announce(row.seq)
 
     def runs_attempt(self, run_id: str, tool_call_id: str, attempt: int) -> bool:
@@ -251,20 +260,24 @@ class Journal:
     async def close(self) -> None:
         await self._writer.close()
 
-    def _release(self, run_id: str) -> None:
+    def _release(self, row: RunRow) -> None:
         """Forget an ended run, and end what still runs for it."""
-        run = self._runs.pop(run_id, None)
+        run = self._runs.pop(row.run_id, None)
         calls = list(run.calls.values()) if run else []
         if run:
             run.news.set()
-        if calls or run_id in self._pursuit.left:
-            ending = asyncio.create_task(self._end(run_id, calls))
-            self._endings.add(ending)
-            ending.add_done_callback(self._endings.discard)
+        if calls or row.run_id in self._pursuit.left or (row.status is Status.CANCELLED and row.due_at is not None):
+            self._see_to(self._end(row.run_id, calls))
+
+    def _see_to(self, ending: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(ending)
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
 
     async def _end(self, run_id: str, calls: Sequence[tuple[Pursued, asyncio.Task[None]]]) -> None:
         await asyncio.gather(*(self._pursuit.stop(it, pursuing, mute=True) for it, pursuing in calls))
         await self._pursuit.end_left(run_id)
+        await self._proofs.prove(run_id)
 
     async def _since(self, run_id: str, run: _Followed, seq: int, told: bool) -> tuple[Stored, ...]:
         """All events after `seq`: from memory where it has no gap and nobody else has appended, else from the log."""
@@ -293,5 +306,8 @@ async def serve(journal: Journal, payload: object) -> object:
             return await journal.execute(payload)
         case (str() as run_id, int() as after, int() as limit):
             return await journal.load(run_id, after, limit)
+        case Nudge():
+            await journal.look(payload.run_ids)
+            return None
         case _:
             raise PerdureError(f"the journal does not know the request {payload!r}")

@@ -24,6 +24,7 @@ from ..store.states import TERMINAL
 from .children import alive, forked
 from .kernel import lock_if_free, runtime_folder
 from .nudge import sweep_door
+from .proof import Machines
 from .wire import sweep_sockets
 
 log = logging.getLogger(__name__)
@@ -31,12 +32,8 @@ LOOKS_S = (0.0, 2.0, 10.0)
 """Pauses before a new journal's looks at marked processes; the second is at those of all nodes."""
 
 
-class Nodes(Protocol):
+class Nodes(Machines, Protocol):
     """Where marked processes are."""
-
-    async def marks(self, store: str, everywhere: bool) -> set[tuple[str, str]]:
-        """The marks of a store's living processes, each with its node; on this machine or everywhere."""
-        ...
 
     async def end_children(self, wanted: str, nodes: Collection[str]) -> None:
         """End the processes on these nodes with this mark."""
@@ -50,7 +47,8 @@ async def watch_strays(
     for number, pause_s in enumerate(LOOKS_S):
         await asyncio.sleep(pause_s)
         try:
-            for mark, node in sorted(await nodes.marks(name, number == 1)):
+            looked = await nodes.look(name, number == 1)
+            for mark, node in sorted({(mark, each.nodes[0]) for each in looked for mark, _ in each.found}):
                 run_id, call_id, attempt = mark.removeprefix(f"{name}.").rsplit(".", 2)
                 about = run_id, call_id, int(attempt)
                 if not runs_attempt(*about) and await _is_over(event_log, *about):

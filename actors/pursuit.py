@@ -19,6 +19,7 @@ from pydantic import JsonValue
 
 from ..store.events import (
     AgentRef,
+    Fate,
     ToolCallProbed,
     ToolCallRequested,
     ToolCallRetried,
@@ -33,6 +34,7 @@ from .children import mark_of
 from .judgement import TaskDied as TaskDied
 from .judgement import ending, judge, recorded, stopped, without_effect
 from .kernel import left_result, remove_lock
+from .proof import Machines
 from .requests import Misfit
 from .results import plain_error
 from .stopping import GRACE_S
@@ -46,7 +48,7 @@ PROBE_S = 10.0
 """How long a probe has to say what a stopped attempt did."""
 
 
-class Tasks(Protocol):
+class Tasks(Machines, Protocol):
     """Where attempts run."""
 
     async def run(self, work: Work, options: ToolOptions) -> Outcome:
@@ -182,7 +184,8 @@ class Pursuit:
                 case "record":
                     return await self._record(it, recorded(outcome, attempt))
                 case "stopped":
-                    return await self._record(it, stopped(it.request, it.row.effect, outcome))
+                    fate: Fate = "unknown" if it.row.effect == "idempotent_write" else "stopped"
+                    return await self._record(it, stopped(it.request, it.row.effect, outcome), fate)
                 case "retry":
                     if it.misfit or not await self._retry(it, ending(outcome), outcome):
                         return None
@@ -191,7 +194,8 @@ class Pursuit:
                     if not await self._settle(it, ending(outcome), last):
                         return None
 
-    async def _record(self, it: Pursued, outcome: Outcome) -> None:
+    async def _record(self, it: Pursued, outcome: Outcome, fate: Fate | None = None) -> None:
+        """Record a call's result. `fate` is of one that was stopped."""
         if it.mute and outcome.kind != "result":
             return
         event = ToolResult(
@@ -204,6 +208,7 @@ class Pursuit:
             node=outcome.node,
             pid=outcome.pid,
             took_s=outcome.took_s,
+            fate="never started" if outcome.kind == "spared" else fate,
         )
         await self._submit(Result(it.row.run_id, event))
         if it.row.started and it.row.lock:
@@ -250,7 +255,7 @@ class Pursuit:
             return await self._unsettle(it, f"{end}; {outcome.content}")
         if it.stopping.is_set():
             text = plain_error("Cancelled", "stopped before it took effect: the probe says that it did not and cannot")
-            await self._record(it, Outcome(kind="stopped", content=text, is_error=True))
+            await self._record(it, Outcome(kind="stopped", content=text, is_error=True), "stopped")
             return False
         if last:
             await self._record(it, last)
@@ -333,7 +338,7 @@ class Pursuit:
     async def _unsettle(self, it: Pursued, why: str) -> bool:
         if it.stopping.is_set():
             text = plain_error("Cancelled", f"killed in mid-effect: it is unknown whether it took effect: {why}")
-            await self._record(it, Outcome(kind="stopped", content=text, is_error=True))
+            await self._record(it, Outcome(kind="stopped", content=text, is_error=True), "unknown")
             return False
         event = ToolCallUnsettled(tool_call_id=it.row.tool_call_id, attempt=it.row.attempt, why=why)
         await self._submit(Unsettle(it.row.run_id, event))

@@ -13,10 +13,9 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +34,10 @@ from ..store.errors import UsageError
 from ..store.events import AgentRef, ToolCallStarted
 from ..store.rows import CallRow
 from .attempt import GRACE_S, Outcome, Work, perform
-from .children import Named, adopt_orphans, alive, all_marked, below, end_all, end_marked, mark_of
+from .children import Named, adopt_orphans, end_marked, end_these, look, mark_of, trees
 from .kernel import boot_id, process_started, prove_dead
 from .loading import loaded
+from .proof import Looked
 from .pursuit import CLOCK_MARGIN_S, TaskDied
 from .stopping import forget, tell, tell_again
 from .tools import ToolOptions
@@ -141,7 +141,7 @@ class _Flying:
     """It was given the signal to stop."""
     killed: bool = False
     below: list[Named] = field(default_factory=list)
-    """What ran below it when it was killed."""
+    """What ran below it when it was seen last, on this machine."""
     over_at: float = float("inf")
     """Monotonic time after which the attempt cannot be alive."""
     hold_s: float = 0.0
@@ -180,7 +180,7 @@ class RayTasks:
             return await self._outcome(flying)
         except TaskDied as death:
             flying.describe(death)
-            await asyncio.to_thread(end_all, partial(alive, flying.below))
+            await asyncio.to_thread(end_these, flying.below)
             if flying.node or work.probe:
                 await self.end_children(_mark(work), [flying.node])
             raise
@@ -252,7 +252,7 @@ class RayTasks:
             return
         flying.killed = True
         if flying.pid and self._is_here(flying.node):
-            flying.below = below(flying.pid)
+            flying.below = trees({flying.pid: _mark(flying.work)})[flying.pid]
         ray.cancel(flying.ref, force=True)
 
     async def prove_dead(self, call: CallRow) -> bool:
@@ -266,13 +266,16 @@ class RayTasks:
             if await self._on_node(node, end_marked, wanted) is False:
                 log.warning("processes of %s on node %s resist", wanted, node)
 
-    async def marks(self, store: str, everywhere: bool) -> set[tuple[str, str]]:
-        """The marks of a store's living processes, each with a node; on this machine or everywhere."""
-        nodes = [""]
-        if everywhere:
-            nodes += [node for node in await asyncio.to_thread(living_nodes) if not self._is_here(node)]
-        found = [(await self._on_node(node, all_marked, store) or (), node) for node in nodes]
-        return {(mark, node) for marks, node in found for mark, _ in marks}
+    async def look(self, store: str, everywhere: bool = True) -> list[Looked]:
+        living = sorted(await asyncio.to_thread(living_nodes))
+        here = [node for node in living if self._is_here(node)]
+        places = [here or [_own_node()], *([node] for node in living if everywhere and node not in here)]
+        answers = await asyncio.gather(*(self._on_node(nodes[0], look, store) for nodes in places))
+        both = zip(places, answers, strict=True)
+        return [Looked(answer[0], tuple(nodes), tuple(answer[1])) for nodes, answer in both if answer is not None]
+
+    async def end(self, node: str, processes: Sequence[Named]) -> None:
+        await self._on_node(node, end_these, processes)
 
     def _is_here(self, node: str) -> bool:
         """Whether a node is on this machine, though Ray may have lost it."""
@@ -307,6 +310,7 @@ class RayTasks:
             if not placed:
                 continue
             alive = await asyncio.to_thread(living_nodes)
+            await self._note_what_is_below(placed)
             for flying in placed:
                 if flying.node not in alive:
                     flying.give_up("its node was lost")
@@ -316,6 +320,14 @@ class RayTasks:
                     if flying.dead:
                         flying.give_up("the process exited, crashed or was killed", charged=True)
                     flying.dead = True
+
+    async def _note_what_is_below(self, placed: Sequence[_Flying]) -> None:
+        """Who clears his environment is found in no other way once the worker is killed from outside."""
+        here = {flying.pid: flying for flying in placed if flying.pid and self._is_here(flying.node)}
+        found = await asyncio.to_thread(trees, {pid: _mark(flying.work) for pid, flying in here.items()})
+        for pid, flying in here.items():
+            if process_started(pid):
+                flying.below = found[pid]
 
 
 def _own_node() -> str:

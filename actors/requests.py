@@ -7,7 +7,7 @@ from typing import Final, Literal, NamedTuple
 
 from pydantic import JsonValue
 
-from ..store.events import AgentRef, Event, Stored, ToolCallRequested
+from ..store.events import AgentRef, Event, ProcessesChecked, Stored, ToolCallRequested
 from ..store.log import Create
 from ..store.states import Status
 from .tools import ToolOptions
@@ -79,6 +79,8 @@ class Executed:
     """All events after `expected_seq`, once nothing more is to be waited for."""
 
     events: tuple[Stored, ...]
+    checked: ProcessesChecked | None = None
+    """Of a run that is cancelled: which processes of it are left."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ class Await:
 
 @dataclass(frozen=True)
 class Nudge:
-    """From a client: the store has news of these runs."""
+    """From a client to the supervisor, or from a run actor to the journal: the store has news of these runs."""
 
     run_ids: tuple[str, ...] = ()
 

@@ -23,6 +23,7 @@ from ..store.events import (
     CodeChanged,
     Event,
     NoticeInjected,
+    ProcessesChecked,
     RunCancelled,
     RunCompleted,
     RunFailed,
@@ -81,6 +82,8 @@ class Owner:
         """Somebody says that the log has news."""
         self._joined = ""
         """The cancel, by its event id, since which everything that ran is over."""
+        self._checked: ProcessesChecked | None = None
+        """What the journal has found of processes of the run, which is cancelled, by its newest answer."""
         self._failures = 0
         self._broken = 0
         """How often the answer to the turn that is due broke off."""
@@ -150,7 +153,7 @@ class Owner:
             case Finish() if piece := self._received(last=True):
                 self._pending.append(piece)
             case Finish():
-                self._pending += step.events
+                self._pending += (*step.events, *([self._checked] if self._checked else ()))
                 await self._flush()
             case ExecuteStep() if questions := self._asked_anew(step.calls):
                 self._pending += questions
@@ -314,9 +317,9 @@ class Owner:
     # -- a cancel -----------------------------------------------------------------------------------------
 
     def _has_to_join(self) -> bool:
-        """Whether calls of a cancelled run may still run: what is said of them at its end has to be true."""
+        """Whether anything of a cancelled run may still run: what is said of that at its end has to be true."""
         state = self._state
-        return state.cancel is not None and bool(state.open_calls) and self._joined != state.cancel.event_id
+        return state.cancel is not None and state.turn is not None and self._joined != state.cancel.event_id
 
     async def _join(self) -> None:
         """Wait until nothing of the cancelled run's calls runs any more, and fold what became of them."""
@@ -340,6 +343,7 @@ class Owner:
         else:
             self._failures = 0
             self._pending.clear()
+            self._checked = done.checked
             self._state = fold(done.events, self._state)
             if not done.events:
                 await asyncio.sleep(CONFLICT_PAUSE_S)
@@ -375,7 +379,7 @@ class Owner:
         state, events = self._state, tuple(self._pending)
         as_known = evolve(state, events[0]) if events and isinstance(events[0], CodeChanged) else state
         known = tuple(call.effective for call in as_known.open_calls)
-        ends = bool(events) and isinstance(events[-1], (RunCompleted, RunFailed, RunCancelled))
+        ends = bool(events) and isinstance(events[-1], (RunCompleted, RunFailed, RunCancelled, ProcessesChecked))
         plain = Execute(self._start.run_id, self._start.epoch, state.seq, events)
         if ends or (not known and not any(isinstance(event, ToolCallRequested) for event in events)):
             return plain

@@ -29,6 +29,7 @@ from .requests import Await, Ended, Launch, Nudge, Settings, Start, Warm
 
 log = logging.getLogger(__name__)
 SWEEP_S = 1.0
+LIVE_OR_WAITING = sorted(LIVE | {Status.AWAITING_APPROVAL})
 ENDS_KEPT = 10_000
 Reason = Literal["start", "respawn", "hung", "node_lost", "recovery", "decision"]
 Commit = Callable[[Sequence[Command]], Awaitable[list[Verdict]]]
@@ -210,7 +211,8 @@ class Supervision:
 
     async def _expire(self) -> None:
         """Have the store decide what nobody has decided in time."""
-        if due := await self._log.runs(due_before=self._clock()):
+        due = await self._log.runs(statuses=LIVE_OR_WAITING, due_before=self._clock())
+        if due:
             await self._commit([Expire(row.run_id, self._lease.nonce) for row in due])
 
     async def _answer_waiters(self) -> None:

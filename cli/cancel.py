@@ -6,17 +6,17 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any, Final
 
 import click
 
-from ..client.cancel import CallEnd, Cancelled, cancel, certificate, standing
+from ..client.cancel import Cancelled, cancel, certificate, standing
 from ..client.lease import nobody_works
 from ..client.nudge import nudge
 from ..store.errors import NotFound, UsageError
 from ..store.sql import SqlLog, open_log
 from ..store.states import LIVE, Status
+from .certified import certificate_json, certificate_lines
 from .exits import Exit, say_error
 from .find import find_run
 from .interrupts import Interrupts
@@ -29,14 +29,8 @@ POLL_S: Final = 0.1
 POLL_COST: Final = 10
 CHECK_S: Final = 2.0
 CANCELLABLE: Final = sorted(LIVE | {Status.AWAITING_APPROVAL})
-WORDS: Final = {
-    "never started": "never started",
-    "stopped": "stopped",
-    "finished": "finished all the same",
-    "unknown": "outcome unknown",
-    "open": "still being stopped",
-}
-"""What became of a call, for people."""
+CHECKED_S: Final = 15.0
+"""How long it is waited for that somebody looks for what a run has left, once it has ended."""
 
 
 @click.command("cancel")
@@ -54,7 +48,7 @@ async def cancel_runs(db: str, runs: tuple[str, ...], batch: str | None, **optio
     The request is durable at once, and from then on none of the run's calls can begin. A run that is queued or waits
     for a person is cancelled by it; one that is driven is ended by its owner, for which this command waits, unless
     nobody works on the store. It then says of each call that was open what became of it: never started, stopped before
-    it took effect, finished all the same, or unknown.
+    it took effect, finished all the same, or unknown; and whether a process of the run is left, on any machine.
 
     Exit codes: 0 cancelled or being cancelled, 1 a run ended otherwise meanwhile, 2 a run is unknown or had ended.
     """
@@ -93,7 +87,7 @@ class _Command:
     async def _see_through(self, event_log: SqlLog, told: Sequence[Cancelled]) -> int:
         """Tell what has become of the runs, and wait for those that are driven."""
         idle = await nobody_works(event_log)
-        driven = {one.run_id: one for one in told if one.answer == "cancelling"}
+        driven = {one.run_id: one for one in told if one.answer == "cancelling" or _is_owed(one)}
         waits = bool(driven) and self._options["wait"] and not idle
         for one in told:
             if not (waits and one.run_id in driven):
@@ -108,11 +102,11 @@ class _Command:
         self._interrupts.say = lambda: self._terminal.say(f"\ninterrupted; the cancel stands: {self._look(driven)}")
         self._terminal.say(f"being cancelled: {_some(list(driven))}")
         left, codes = dict(driven), set[int]()
-        checked_at = time.monotonic()
+        began = checked_at = time.monotonic()
         while left:
             looked_at = time.monotonic()
             for row in await event_log.runs(ids=list(left)):
-                if row.status.is_terminal:
+                if row.status.is_terminal and not (row.due_at and time.monotonic() - began < CHECKED_S):
                     one = standing(row, left.pop(row.run_id).again)
                     codes.add(Exit.COMPLETED if one.answer == "cancelled" else Exit.FAILED)
                     await self._tell(event_log, one, idle=False)
@@ -130,18 +124,22 @@ class _Command:
 
     async def _tell(self, event_log: SqlLog, one: Cancelled, idle: bool) -> None:
         """One run and its calls, on standard output; a run that ended otherwise before is an error."""
-        cancelled = one.answer == "cancelled" and one.row.turns
-        ends = await certificate(event_log, one.run_id) if cancelled or one.answer == "ended" else ()
+        ends = await certificate(event_log, one.run_id)
         if self._options["as_json"]:
             told = {"run_id": one.run_id, "answer": one.answer, "again": one.again, "status": one.row.status.value}
-            calls = [asdict(end) for end in ends]
-            self._terminal.put(json_line(told | {"reason": one.row.error, "supervised": not idle, "calls": calls}))
+            told |= {"reason": one.row.error, "supervised": not idle} | certificate_json(ends)
+            self._terminal.put(json_line(told))
         elif one.answer == "ended" and one.again:
             say_error(UsageError(f"run {one.run_id} has already ended as {one.row.status}; nothing was cancelled"))
         else:
             self._terminal.put(f"run {line(one.run_id)}: {_words(one, idle)}")
-            for end in ends:
-                self._terminal.put(f"  {_call_line(end)}")
+            for text in certificate_lines(ends) if one.row.status is Status.CANCELLED and one.row.turns else []:
+                self._terminal.put(f"  {text}")
+
+
+def _is_owed(one: Cancelled) -> bool:
+    """Whether the run is over and its processes were not looked for yet."""
+    return one.answer == "cancelled" and one.row.due_at is not None
 
 
 def _code(one: Cancelled) -> int:
@@ -157,11 +155,6 @@ def _words(one: Cancelled, idle: bool) -> str:
     return f"{before}; " + (
         "nobody works on this store now: it takes effect when the run goes on" if idle else "its owner acts on it"
     )
-
-
-def _call_line(end: CallEnd) -> str:
-    said = f": {line(end.text)}" if end.text and end.fate != "never started" else ""
-    return f"{line(end.tool_call_id)} {line(end.name)}: {WORDS[end.fate]}{said}"
 
 
 def _some(ids: Sequence[str]) -> str:

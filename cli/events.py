@@ -19,6 +19,7 @@ from ..store.events import (
     CodeChanged,
     Event,
     NoticeInjected,
+    ProcessesChecked,
     RunCancelled,
     RunClaimed,
     RunCompleted,
@@ -36,6 +37,7 @@ from ..store.events import (
     ToolEvidence,
     ToolResult,
     TurnStarted,
+    Usage,
 )
 from .text import line
 
@@ -74,10 +76,10 @@ def describe(event: Event) -> str:
         case TurnStarted():
             return f"turn {event.turn_index}"
         case AssistantDelta():
-            return event.text
+            return event.text or f"(turn {event.turn_index} has taken {_taken(event.usage)} tokens so far)"
         case AssistantInterrupted():
-            took = sum(event.usage.model_dump().values())
-            return f"turn {event.turn_index}, after {took} tokens" + (", estimated" if event.estimated else "")
+            taken = f"turn {event.turn_index}, after {_taken(event.usage)} tokens"
+            return taken + (", estimated" if event.estimated else "")
         case AssistantMessage():
             return event.text or f"({event.stop_reason})"
         case ToolCallRequested():
@@ -102,6 +104,9 @@ def describe(event: Event) -> str:
             return f"by {event.by}, {', '.join(f'{name} is {line(value)} now' for name, value in limits.items())}"
         case CancelRequested() | RunRequeued():
             return f"by {event.by}"
+        case ProcessesChecked():
+            left = [pid for machine in event.machines for pid in machine.left]
+            return f"{len(left)} left on {event.asked} machines" + (f": {left}" if left else "")
         case RunCompleted():
             return line(event.output)
         case RunFailed():
@@ -109,6 +114,10 @@ def describe(event: Event) -> str:
         case RunCancelled() | RunTimedOut():
             return event.reason
     return line(event.model_dump(mode="json", exclude=_LEFT_OUT))
+
+
+def _taken(usage: Usage | None) -> int:
+    return sum(usage.model_dump().values()) if usage else 0
 
 
 def _of_people(event: ApprovalRequested | ApprovalDecided | ApprovalExpired | ToolCallSettled) -> str:

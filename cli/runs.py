@@ -10,6 +10,7 @@ from typing import Any, Final
 from ..actors.guards import Limits, limits_of
 from ..actors.partial import unfinished
 from ..actors.prices import PriceList, cost, in_dollars, total
+from ..client.cancel import certified
 from ..client.questions import questions_in
 from ..store.budgets import tokens
 from ..store.events import (
@@ -28,6 +29,7 @@ from ..store.events import (
 from ..store.rows import CallRow, RunRow
 from ..store.states import Status
 from .asked import question_json, question_lines, waits_for
+from .certified import certificate_json, certificate_lines
 from .receipts import standing
 from .text import clock, duration, line, safe
 
@@ -75,6 +77,7 @@ def run_json(row: RunRow, stored: Sequence[Stored], calls: Sequence[CallRow]) ->
         "ended_at": end.at if end else None,
         "respawns": _respawns(stored),
         "resumes": sum(isinstance(one.event, RunRequeued) for one in stored),
+        "certificate": certificate_json(certified(stored)) if row.status is Status.CANCELLED else None,
         "open_calls": [call.tool_call_id for call in calls if call.result_seq is None],
         "questions": [question_json(question) for question in questions_in(row, calls, stored)],
     }
@@ -118,6 +121,8 @@ def run_lines(row: RunRow, stored: Sequence[Stored], calls: Sequence[CallRow], d
         texts.append(("partial", "an answer that is not complete:\n" + " " * 12 + _block(facts["partial"])))
     texts += [("open call", f"{line(call.tool_call_id)} {line(call.name)} {standing(call)}") for call in _open(calls)]
     told = [f"{name:<12}{text}" for name, text in texts if text]
+    if row.status is Status.CANCELLED and row.turns:
+        told += ["", *certificate_lines(certified(stored))]
     for question in questions_in(row, calls, stored):
         told += ["", *question_lines(question, db)]
     return told

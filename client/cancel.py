@@ -11,9 +11,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from ..actors.machine import State, evolve, fold
+from ..actors.machine import Call, State, evolve, fold
 from ..store.errors import NotFound
-from ..store.events import CancelRequested, RunRequeued, Stored, ToolEvidence, ToolResult
+from ..store.events import (
+    CancelRequested,
+    Fate,
+    ProcessesChecked,
+    RunRequeued,
+    Stored,
+    ToolEvidence,
+    ToolResult,
+)
 from ..store.log import Accepted, Cancel, EventLog, Verdict
 from ..store.rows import RunRow
 from ..store.states import Status
@@ -22,10 +30,10 @@ from .decisions import who
 AT_ONCE: Final = 500
 """Cancels in one transaction."""
 
+NEVER_BEGAN: Final = frozenset({"validation", "limit", "loop", "policy", "rejection"})
+"""Sources of results of calls that had no attempt."""
+
 Answer = Literal["cancelled", "cancelling", "ended"]
-Fate = Literal["never started", "stopped", "finished", "unknown", "open"]
-"""What became of a call that was open when its run was cancelled: it never began; it was stopped before it took effect;
-it came to an end of its own all the same; nobody can tell whether it took effect; it has no result yet."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +59,23 @@ class CallEnd:
     name: str
     effect: str
     attempt: int
-    fate: Fate
+    fate: Fate | Literal["open"]
+    """What became of it; "open" while it is still being stopped."""
     text: str
     """What the model is told of it; of a call that finished its result, as JSON text. Empty while the call is open."""
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What became of a cancelled run."""
+
+    calls: tuple[CallEnd, ...]
+    """Those that were open when it was cancelled, in order of request."""
+    checked: Stored | None
+    """The record, a processes_checked, of where and when processes of the run were looked for, and which are left; None
+    as long as nobody has looked."""
+    may_have_begun: bool
+    """Whether any tool call of it may have begun; if not, there can be no process of it."""
 
 
 async def cancel(
@@ -93,12 +115,21 @@ def standing(row: RunRow, again: bool = False) -> Cancelled:
     return Cancelled("ended" if row.status.is_terminal else "cancelling", again, row)
 
 
-async def certificate(event_log: EventLog, run_id: str) -> tuple[CallEnd, ...]:
-    """What became of each call that was open when the run was last cancelled, in order of request. Raises NotFound."""
+async def certificate(event_log: EventLog, run_id: str) -> Certificate:
+    """What a log says of the run's newest cancel. Raises NotFound."""
     events = await event_log.read(run_id)
     if not events:
         raise NotFound(f"no run {run_id} in this store")
-    return call_ends(events)
+    return certified(events)
+
+
+def certified(events: Sequence[Stored]) -> Certificate:
+    """The certificate that these events of a run are. Pure."""
+    checks = [stored for stored in events if isinstance(stored.event, ProcessesChecked | RunRequeued)]
+    newest = checks[-1] if checks else None
+    looked = newest and isinstance(newest.event, ProcessesChecked)
+    calls = [call for turn in fold(events).turns for call in turn.calls]
+    return Certificate(call_ends(events), newest if looked else None, any(map(_may_have_begun, calls)))
 
 
 def call_ends(events: Sequence[Stored]) -> tuple[CallEnd, ...]:
@@ -125,9 +156,15 @@ def _call_end(before: State, call_id: str, after: Sequence[Stored]) -> CallEnd:
         elif isinstance(event, ToolEvidence) and event.tool_call_id == call_id:
             happened = happened or not event.is_error
     call = next(call for turn in state.turns for call in turn.calls if call.tool_call_id == call_id)
-    text = _said(result) if result else ""
-    fate: Fate = "finished" if happened else _fate(result, text, call.effect)
-    return CallEnd(call_id, call.request.name, call.effect, call.attempt, fate, text)
+    fate: Fate | Literal["open"] = "open"
+    if result:
+        fate = "finished" if happened else result.fate or _fate(result, call.effect)
+    return CallEnd(call_id, call.request.name, call.effect, call.attempt, fate, _said(result) if result else "")
+
+
+def _may_have_begun(call: Call) -> bool:
+    closed = call.result and (call.result.source in NEVER_BEGAN or call.result.fate == "never started")
+    return call.attempt > 0 and not closed
 
 
 def _said(result: ToolResult) -> str:
@@ -138,17 +175,11 @@ def _said(result: ToolResult) -> str:
     return str(said["message"] if isinstance(said, dict) else said).removeprefix("cancelled: ")
 
 
-def _fate(result: ToolResult | None, said: str, effect: str) -> Fate:
-    if result is None:
-        return "open"
-    if result.source in ("crash", "timeout"):
-        return "stopped" if effect == "read_only" else "unknown"
-    if result.source != "cancel":
+def _fate(result: ToolResult, effect: str) -> Fate:
+    """What became of a call that nobody closed for the cancel: its attempt ended of its own, one way or the other."""
+    if result.source not in ("crash", "timeout"):
         return "finished"
-    if said.startswith(("never started", "stopped before it began")):
-        return "never started"
-    without_effect = said.startswith("stopped") and "may have taken effect" not in said
-    return "stopped" if without_effect or effect == "read_only" else "unknown"
+    return "stopped" if effect == "read_only" else "unknown"
 
 
-__all__ = ["CallEnd", "Cancelled", "call_ends", "cancel", "certificate", "standing"]
+__all__ = ["CallEnd", "Cancelled", "Certificate", "call_ends", "cancel", "certificate", "certified", "standing"]

@@ -31,7 +31,7 @@ from ..store.sql import SqlLog, open_log
 from ..store.states import LIVE
 from . import cancel, decisions
 from .budgets import cap_budget, caps_of, find_budget
-from .cancel import CallEnd, Cancelled
+from .cancel import Cancelled, Certificate
 from .cluster import Cluster, namespace_digest, remove_actors, store_url
 from .launching import Request, check_agent, create
 from .lease import wait_for_lease
@@ -313,8 +313,8 @@ class Runtime:
         await self.nudge()
         return told
 
-    async def certificate(self, run_id: str) -> tuple[CallEnd, ...]:
-        """What became of each call that was open when a run was last cancelled. Raises NotFound."""
+    async def certificate(self, run_id: str) -> Certificate:
+        """What became of a run's calls when it was last cancelled, and of its processes. Raises NotFound."""
         return await cancel.certificate(self.log, run_id)
 
     async def _goes_on(self, run_id: str) -> Run:

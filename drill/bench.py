@@ -16,11 +16,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from ..actors.attempt import Outcome, Work
+from ..actors.children import Named
 from ..actors.kernel import prove_dead
+from ..actors.proof import Looked
 from ..actors.pursuit import TaskDied
 from ..actors.tools import ToolOptions
 from ..store.events import ToolCallStarted
@@ -116,6 +118,12 @@ class Bench:
         return None
 
     async def end_children(self, wanted: str, nodes: Collection[str]) -> None:
+        return None
+
+    async def look(self, store: str, everywhere: bool = True) -> list[Looked]:
+        return []
+
+    async def end(self, node: str, processes: Sequence[Named]) -> None:
         return None
 
     def kill(self, run_id: str, tool_call_id: str) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from .budgets import Budget
 from .errors import CorruptLog
 from .events import ApprovalRequested, Event, Stored, ToolCallRequested, ToolResult, decode
-from .log import Abandon, Append, Cancel, Claim, Command, Create, Expire, Leave, Refused, Requeue, Verdict
+from .log import Abandon, Append, Cancel, Check, Claim, Command, Create, Expire, Leave, Refused, Requeue, Verdict
 from .rows import RunRow
 from .rules import Book, Key
 from .schema import budget_row, budget_values, call_row, call_values, event_values, run_row, run_values
@@ -92,7 +92,7 @@ def _call_keys(command: Command) -> Iterator[Key]:
             for event in appended:
                 if isinstance(event, (ToolCallRequested, ToolResult, ApprovalRequested)):
                     yield run_id, event.tool_call_id
-        case Create() | Claim() | Expire() | Cancel() | Requeue() | Abandon():
+        case Create() | Claim() | Expire() | Cancel() | Requeue() | Check() | Abandon():
             return
         case _:
             yield command.run_id, command.event.tool_call_id

@@ -17,6 +17,7 @@ from .events import (
     BudgetReserved,
     CancelRequested,
     Event,
+    ProcessesChecked,
     ResultSource,
     RunCancelled,
     RunTimedOut,
@@ -123,6 +124,13 @@ def cancelled(row: RunRow, event: CancelRequested, calls: Sequence[CallRow]) -> 
 def closed(row: RunRow, calls: Sequence[CallRow]) -> list[Event]:
     """The end of a run that is being cancelled, by another hand than its owner's."""
     return [*closing_results(calls), RunCancelled(reason=row.error or "cancelled on request")]
+
+
+def checked(row: RunRow, event: ProcessesChecked) -> list[Event]:
+    """The record of a look for what a cancelled run has left."""
+    if row.status is not Status.CANCELLED:
+        raise Refused("not_ended", f"run {row.run_id} is {row.status}, not cancelled")
+    return [] if row.due_at is None else [event]
 
 
 def outcome_of_waiting(row: RunRow, calls: Sequence[CallRow]) -> list[Event]:

@@ -7,6 +7,14 @@ from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, Field
 
+Effect = Literal["read_only", "idempotent_write", "non_idempotent"]
+ResultSource = Literal[
+    "tool", "crash", "timeout", "probe", "validation", "cancel", "policy", "rejection", "person", "limit", "loop"
+]
+Fate = Literal["never started", "stopped", "finished", "unknown"]
+"""What became of a call that was open when its run was cancelled: it never began; it was stopped before it took effect;
+it came to an end of its own all the same; it may have taken effect."""
+
 
 class Model(BaseModel):
     """A frozen value that takes its own types only."""
@@ -30,6 +38,22 @@ class AgentRef(Model):
     ref: str
     digest: str
     root: str = ""
+
+
+class Machine(Model):
+    """A machine on which processes were looked for: `left` are the pids of those that are still there."""
+
+    host: str
+    nodes: tuple[str, ...]
+    left: tuple[int, ...] = ()
+
+
+class Raised(Model):
+    """What an open call is from now on, whose tool is of a stricter class than it was. An attempt that may be running
+    without a start mark can act until `hold_s` after the commit."""
+
+    effect: Effect
+    hold_s: float
 
 
 class BaseEvent(Model):

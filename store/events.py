@@ -16,13 +16,14 @@ from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
 from .errors import CorruptLog
 from .event_base import AgentRef as AgentRef
-from .event_base import BaseEvent, Model
+from .event_base import BaseEvent
+from .event_base import Effect as Effect
+from .event_base import Fate as Fate
+from .event_base import Machine as Machine
+from .event_base import Raised as Raised
+from .event_base import ResultSource as ResultSource
 from .event_base import Usage as Usage
 
-Effect = Literal["read_only", "idempotent_write", "non_idempotent"]
-ResultSource = Literal[
-    "tool", "crash", "timeout", "probe", "validation", "cancel", "policy", "rejection", "person", "limit", "loop"
-]
 Decision = Literal["approve", "reject"]
 Settlement = Literal["happened", "not_happened", "abandon"]
 
@@ -51,14 +52,6 @@ class RunClaimed(BaseEvent):
     owner: str
     reason: Literal["start", "respawn", "hung", "node_lost", "recovery", "decision"]
     charged: bool = False
-
-
-class Raised(Model):
-    """What an open call is from now on, whose tool is of a stricter class than it was. An attempt that may be running
-    without a start mark can act until `hold_s` after the commit."""
-
-    effect: Effect
-    hold_s: float
 
 
 class CodeChanged(BaseEvent):
@@ -258,7 +251,7 @@ class ToolCallSettled(BaseEvent):
 
 class ToolResult(BaseEvent):
     """The one result of a call. `content` is JSON text. Where an attempt reported it: `node` and `pid` are its process,
-    `took_s` is how long its handler ran."""
+    `took_s` is how long its handler ran. `fate` is of a call that was closed because its run is cancelled."""
 
     type: Literal["tool_result"] = "tool_result"
     tool_call_id: str
@@ -269,6 +262,7 @@ class ToolResult(BaseEvent):
     node: str = ""
     pid: int = 0
     took_s: float | None = None
+    fate: Fate | None = None
 
 
 class ToolEvidence(BaseEvent):
@@ -307,6 +301,17 @@ class RunFailed(BaseEvent):
 class RunCancelled(BaseEvent):
     type: Literal["run_cancelled"] = "run_cancelled"
     reason: str
+
+
+class ProcessesChecked(BaseEvent):
+    """All `asked` machines were looked at for processes that a cancelled run has started. `machines` are those where
+    its attempts ran, as far as that is known, or where a process is left; `gone` are nodes of attempts that could not
+    be asked."""
+
+    type: Literal["processes_checked"] = "processes_checked"
+    asked: int
+    machines: tuple[Machine, ...]
+    gone: tuple[str, ...] = ()
 
 
 class RunTimedOut(BaseEvent):
@@ -351,6 +356,7 @@ Event = (
     | RunCompleted
     | RunFailed
     | RunCancelled
+    | ProcessesChecked
     | RunTimedOut
     | RunRequeued
 )

@@ -2,7 +2,7 @@
 
 A command is a request to append under a guard. There are three kinds (who may append, and what is compared):
 the owner's (`Append`, `Retry`: epoch and position), facts (`Mark`, `Leave`, `Result`, `Probed`, `Unsettle`: the
-call's own row) and decisions (`Create`, `Claim`, `Answer`, `Decide`, `Settle`, `Expire`, `Cancel`, `Requeue`,
+call's own row; `Check`) and decisions (`Create`, `Claim`, `Answer`, `Decide`, `Settle`, `Expire`, `Cancel`, `Requeue`,
 `Abandon`: what they decide on). All guards are compared inside the transaction that appends. Every command may be
 sent again when its answer was lost; facts and decisions then answer "already there", permissions (`Mark`, `Leave`,
 `Claim`) are checked anew.
@@ -21,6 +21,7 @@ from .events import (
     ApprovalDecided,
     CancelRequested,
     Event,
+    ProcessesChecked,
     RunCreated,
     RunFailed,
     RunRequeued,
@@ -170,6 +171,14 @@ class Requeue:
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """Processes of a cancelled run were looked for; once after each cancel."""
+
+    run_id: str
+    event: ProcessesChecked
+
+
+@dataclass(frozen=True, slots=True)
 class Abandon:
     """The supervisor ends a run that it may not start again: as failed, or cancelled if that is requested."""
 
@@ -195,6 +204,7 @@ Command = (
     | Expire
     | Cancel
     | Requeue
+    | Check
     | Abandon
 )
 
@@ -280,7 +290,8 @@ class EventLog(Protocol):
     ) -> list[RunRow]:
         """Runs that match all filters; by priority and age if `oldest_first`, else the newest first.
 
-        `due_before` means runs of which an open question expires by then, or whose deadline passes.
+        `due_before` means runs of which an open question expires by then, or whose deadline passes; and cancelled
+        ones whose processes were not looked for yet.
         """
         ...
 

@@ -24,7 +24,9 @@ from .events import (
     CodeChanged,
     Decision,
     Event,
+    Fate,
     NoticeInjected,
+    ProcessesChecked,
     Raised,
     RunCancelled,
     RunClaimed,
@@ -75,15 +77,15 @@ class OpenCall(Protocol):
     def started(self) -> bool: ...
 
 
-def closing_text(call: OpenCall) -> str:
-    """What is true of an open call that is closed without a result of its own."""
+def closing(call: OpenCall) -> tuple[Fate, str]:
+    """What is true of an open call that is closed without a result of its own, and what its model is told."""
     if not call.attempt or (call.effect == "non_idempotent" and not call.started):
-        return "cancelled: never started"
+        return "never started", "cancelled: never started"
     if call.effect == "non_idempotent":
-        return f"cancelled: outcome unknown, attempt {call.attempt} had started and may have taken effect"
+        return "unknown", f"cancelled: outcome unknown, attempt {call.attempt} had started and may have taken effect"
     if call.effect == "idempotent_write":
-        return "cancelled: may have run, its idempotency key is in the log"
-    return "cancelled: not needed any more, may have been read"
+        return "unknown", "cancelled: may have run, its idempotency key is in the log"
+    return "stopped", "cancelled: not needed any more, may have been read"
 
 
 def closing_results(calls: Iterable[OpenCall]) -> tuple[ToolResult, ...]:
@@ -92,11 +94,13 @@ def closing_results(calls: Iterable[OpenCall]) -> tuple[ToolResult, ...]:
         ToolResult(
             tool_call_id=call.tool_call_id,
             attempt=call.attempt,
-            content=canonical(closing_text(call)),
+            content=canonical(text),
             is_error=True,
             source="cancel",
+            fate=fate,
         )
         for call in calls
+        for fate, text in [closing(call)]
     )
 
 
@@ -200,9 +204,12 @@ def _fold_run(row: RunRow, changes: dict[str, Any], event: Event, seq: int, now:
         case RunFailed():
             changes |= {"end_seq": seq, "error": event.code, "due_at": None, "deadline_at": None}
         case RunCancelled() | RunTimedOut():
-            changes |= {"end_seq": seq, "error": event.reason, "due_at": None, "deadline_at": None}
+            looks = isinstance(event, RunCancelled) and changes.get("turns", row.turns)
+            changes |= {"end_seq": seq, "error": event.reason, "due_at": now if looks else None, "deadline_at": None}
+        case ProcessesChecked():
+            changes["due_at"] = None
         case RunRequeued(limits=limits):
-            changes |= {"end_seq": None, "error": None, "cancel": False, "charges": (), "parked": False}
+            changes |= {"end_seq": None, "error": None, "cancel": False, "charges": (), "parked": False, "due_at": None}
             timeout_s = timeout_of(limits) if limits and "timeout_s" in limits else row.timeout_s
             changes |= _deadline(timeout_s, now)
     if isinstance(event, (CancelRequested, RunRequeued, RunFailed)):

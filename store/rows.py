@@ -45,7 +45,8 @@ class RunRow:
     end_seq: int | None = None
     """seq of the terminal event."""
     due_at: float | None = None
-    """When the first open question of the run expires, on the store's clock."""
+    """When the first open question of the run expires, on the store's clock; of a cancelled run that had a turn, since
+    when its processes are to be looked for."""
     parked: bool = False
     """It came to wait for a person since it was last claimed or resumed: the next claim is no respawn."""
     timeout_s: float | None = None

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import assert_never
 
 from .budgets import Budget
-from .decisions import cancelled, check_room, closed, decide, expire, outcome_of_waiting, settle, waited_for
+from .decisions import cancelled, check_room, checked, closed, decide, expire, outcome_of_waiting, settle, waited_for
 from .errors import IllegalTransition
 from .events import (
     ApprovalRequested,
@@ -30,6 +30,7 @@ from .log import (
     Answer,
     Append,
     Cancel,
+    Check,
     Claim,
     Command,
     Create,
@@ -132,6 +133,9 @@ class Book:
                 return self._cancel(command)
             case Requeue():
                 return self._requeue(command)
+            case Check():
+                row = self._row(command.run_id)
+                return self._write_if_new(row, checked(row, command.event))
             case Abandon():
                 return self._abandon(command)
             case _:

@@ -82,6 +82,7 @@ OWNERS_EVENTS: Final = _IN_A_TURN | {
     "run_completed",
     "run_failed",
     "run_cancelled",
+    "processes_checked",
 }
 """What the owner of a run may append."""
 _ENDS: Final = {
@@ -105,7 +106,7 @@ def status_after(status: Status, event: Event, open_calls: int, waiting_calls: i
     takes one away. `waiting_calls` are those of them that wait for a person. Raises IllegalTransition.
     """
     kind = event.type
-    if kind in _ANY_TIME:
+    if kind in _ANY_TIME or (kind == "processes_checked" and status is Status.CANCELLED):
         return status
     if (kind == "run_requeued") != (status in TERMINAL) or kind == "run_created":
         raise IllegalTransition(status, kind)

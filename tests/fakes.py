@@ -9,11 +9,14 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from perdure.actors.agent import Agent
+from perdure.actors.children import Named
 from perdure.actors.loading import LoadedAgent
 from perdure.actors.machine import Call, State, fold
 from perdure.actors.model import ModelReply, ModelRequest
+from perdure.actors.proof import Looked
 from perdure.store.events import AgentRef, RunCreated, Stored
 from perdure.store.log import Accepted, Claim, Command, Create, EventLog, Verdict
 from perdure.store.memory import SUPERVISOR
@@ -22,6 +25,8 @@ from perdure.store.rows import CallRow, Lease, RunRow
 from perdure.store.states import Status
 
 RUN = "r" * 20
+STORE = uuid4().hex[:8]
+"""A store of this test process alone: what has a mark of it belongs to no other test, on the same machine or not."""
 LEASE = "the supervisor"
 AGENT = AgentRef(ref="agents.py:agent", digest="d")
 
@@ -237,3 +242,9 @@ class NoProcesses:
 
     def kill(self, run_id: str, tool_call_id: str) -> None:
         return None
+
+    async def look(self, store: str, everywhere: bool = True) -> list[Looked]:
+        return [Looked("here", ("node",), ())]
+
+    async def end(self, node: str, processes: Sequence[Named]) -> None:
+        raise AssertionError("nothing was found")

@@ -20,6 +20,7 @@ from perdure.store.events import (
     CodeChanged,
     Event,
     NoticeInjected,
+    ProcessesChecked,
     RunCancelled,
     RunClaimed,
     RunCompleted,
@@ -146,6 +147,7 @@ ONE_OF_EACH: dict[str, Event] = {
         RunCompleted(output="x", stop_reason="end_turn"),
         RunFailed(code="c", message="m", phase="model"),
         RunCancelled(reason="r"),
+        ProcessesChecked(asked=1, machines=()),
         RunTimedOut(reason="r"),
         RunRequeued(by="me"),
     )

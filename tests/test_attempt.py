@@ -18,6 +18,7 @@ from perdure.actors.children import MARK
 from perdure.actors.kernel import left_result, prove_dead
 from perdure.store.events import AgentRef, ToolCallStarted
 
+from .fakes import STORE
 from .odd_tools import RAISED, UNRECORDABLE
 
 AGENT = AgentRef(ref=f"{Path(__file__).with_name('odd_tools.py')}:agent", digest="d")
@@ -36,7 +37,7 @@ def work(name: str, probe: bool = False, **arguments: Any) -> Work:
         agent=AGENT,
         metadata={},
         timeout_s={"sleeps": 0.05, "loops": 0.05, "sleeps_async": 0.05, "blocks_its_loop": 0.05}.get(name, 30.0),
-        store="tests",
+        store=STORE,
         probe=probe,
     )
 

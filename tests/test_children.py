@@ -18,7 +18,8 @@ from perdure.actors import children
 from perdure.actors.children import MARK, end_all, end_marked, mark_of, marked, within
 from perdure.actors.kernel import process_started, runtime_folder
 
-STORE = "a0b1c2"
+from .fakes import STORE
+
 WORKER = """
 import os, signal, subprocess, sys, time
 from perdure.actors.children import Children, adopt_orphans

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from perdure.client.cancel import call_ends, cancel, certificate
-from perdure.store.events import Event, RunCancelled, RunFailed, ToolResult
+from perdure.store.events import Event, Machine, ProcessesChecked, RunCancelled, RunFailed, ToolResult
 from perdure.store.log import Append, Claim, Mark
 from perdure.store.log import Result as ToolDone
 from perdure.store.projections import closing_results
@@ -85,8 +85,8 @@ async def closes(log: SqlLog, row: RunRow) -> None:
     """The owner's last append."""
     row = await log.run(row.run_id) or row
     calls = [call for call in await log.calls(row.run_id) if call.result_seq is None]
-    end = RunCancelled(reason="wrong order")
-    await done(log, Append(row.run_id, row.epoch, row.seq, (*closing_results(calls), end)))
+    end = RunCancelled(reason="wrong order"), ProcessesChecked(asked=2, machines=(Machine(host="box", nodes=("n",)),))
+    await done(log, Append(row.run_id, row.epoch, row.seq, (*closing_results(calls), *end)))
 
 
 # -- at once ------------------------------------------------------------------------------------------------
@@ -107,7 +107,8 @@ def test_a_queued_run_is_cancelled_at_once_and_again_without_harm(store: Path) -
 def test_a_run_that_waits_for_a_person_is_cancelled_at_once_and_each_call_is_accounted_for(store: Path) -> None:
     told = perdure("cancel", "cccc1111", "-m", "wrong order", "--by", "ann", "--json", "--db", store)
     (answer,) = [json.loads(line) for line in told.stdout.splitlines()]
-    calls = answer.pop("calls")
+    calls, processes = answer.pop("calls"), answer.pop("processes")
+    assert processes == {"at": None, "asked": 0, "machines": [], "gone": []}, "no call had begun"
     assert answer == {
         "run_id": "cccc1111",
         "answer": "cancelled",
@@ -194,7 +195,10 @@ def test_it_waits_for_the_end_and_tells_what_became_of_each_call(tmp_path: Path)
         "finished all the same",
         "outcome unknown",
         "stopped",
+        "0 left, looked for on 2 machines, box among them at " + lines[-1].rpartition(" at ")[2],
     ]
+    shown = perdure("show", "dddd1111", "--db", path).stdout
+    assert "\n".join(line.strip() for line in lines) in shown
 
 
 def test_a_run_that_fails_before_its_owner_acts_is_told_as_failed(tmp_path: Path) -> None:
@@ -257,10 +261,10 @@ async def test_evidence_of_a_success_that_came_after_the_end_counts_as_finished(
     assert call_ends(await log.read(row.run_id)) == (), "nobody has cancelled it"
     (cancelling,) = await cancel(log, [row.run_id, row.run_id])
     assert cancelling.answer == "cancelling"
-    assert [end.fate for end in await certificate(log, row.run_id)] == ["open", "open"]
+    assert [end.fate for end in (await certificate(log, row.run_id)).calls] == ["open", "open"]
     await closes(log, row)
-    assert [end.fate for end in await certificate(log, row.run_id)] == ["unknown", "unknown"]
+    assert [end.fate for end in (await certificate(log, row.run_id)).calls] == ["unknown", "unknown"]
     late = ToolResult(tool_call_id="c2", attempt=1, content='"paid"')
     await done(log, ToolDone(row.run_id, late))
-    assert [end.fate for end in await certificate(log, row.run_id)] == ["unknown", "finished"]
+    assert [end.fate for end in (await certificate(log, row.run_id)).calls] == ["unknown", "finished"]
     await log.close()

@@ -11,12 +11,13 @@ import pytest
 from perdure.actors import leftovers
 from perdure.actors.kernel import AttemptLock, own_start
 from perdure.actors.leftovers import sweep_locks, watch_strays
+from perdure.actors.proof import Looked
 from perdure.store.events import CancelRequested
 from perdure.store.log import Cancel
 from perdure.store.memory import MemoryLog
 from perdure.store.rows import CallRow
 
-from .fakes import accepted, new_run
+from .fakes import NoProcesses, accepted, new_run
 
 
 class CallsLog(MemoryLog):
@@ -64,16 +65,16 @@ async def test_a_lock_that_is_held_is_left_alone_and_the_empty_folder_goes(folde
     assert not folder.parent.exists()
 
 
-class Processes:
+class Processes(NoProcesses):
     """Marked processes of one node."""
 
     def __init__(self, *marks: str) -> None:
         self.living = set(marks)
         self.looks: list[bool] = []
 
-    async def marks(self, store: str, everywhere: bool) -> set[tuple[str, str]]:
+    async def look(self, store: str, everywhere: bool = True) -> list[Looked]:
         self.looks.append(everywhere)
-        return {(mark, "node") for mark in self.living}
+        return [Looked("here", ("node",), tuple((mark, (1, 1.0)) for mark in self.living))]
 
     async def end_children(self, wanted: str, nodes: Collection[str]) -> None:
         assert nodes == ["node"]

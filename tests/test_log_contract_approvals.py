@@ -225,11 +225,7 @@ async def test_a_cancel_closes_a_parked_run_with_true_texts_and_later_decisions_
     texts = [json.loads(s.event.content) for s in cancelled.events if isinstance(s.event, ToolResult)]
     assert texts[:2] == ["cancelled: never started"] * 2
     assert texts[2] == "cancelled: outcome unknown, attempt 1 had started and may have taken effect"
-    assert (cancelled.row.status, cancelled.row.error, cancelled.row.due_at) == (
-        Status.CANCELLED,
-        "changed my mind",
-        None,
-    )
+    assert (cancelled.row.status, cancelled.row.error) == (Status.CANCELLED, "changed my mind")
     late = await refuse(log, decides())
     assert (late.reason, late.message) == ("cancelled", f"run {RUN} is cancelled or about to be")
 

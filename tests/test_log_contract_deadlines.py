@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 
-from perdure.store.events import ApprovalDecided, ToolResult, TurnStarted
+from perdure.store.events import ApprovalDecided, ProcessesChecked, ToolResult, TurnStarted
 from perdure.store.log import (
     Abandon,
     Append,
     Cancel,
+    Check,
     Claim,
     EventLog,
     Expire,
@@ -129,8 +130,30 @@ async def test_nothing_expires_in_a_run_that_has_ended(log: EventLog, clock: Clo
 
 async def test_a_closed_call_is_due_no_more(log: EventLog) -> None:
     await gated(log, request("c2"), asks("c2", timeout_s=30.0), timeout_s=60.0)
-    row = (await accept(log, Cancel(RUN, cancel()))).row
-    assert (row.due_at, [call.due_at for call in await log.calls(RUN)]) == (None, [None, None])
+    await accept(log, Cancel(RUN, cancel()))
+    assert [call.due_at for call in await log.calls(RUN)] == [None, None]
+
+
+async def test_a_cancelled_run_is_due_until_its_processes_were_looked_for(log: EventLog, clock: Clock) -> None:
+    await running(log, "no-turn")
+    await accept(log, Cancel("no-turn", cancel()))
+    look = ProcessesChecked(asked=1, machines=())
+    await gated(log)
+    assert (await refuse(log, Check(RUN, look))).reason == "not_ended"
+    assert (await accept(log, Cancel(RUN, cancel()))).row.due_at == clock()
+    assert [row.run_id for row in await log.runs(statuses=[Status.CANCELLED], due_before=clock())] == [RUN]
+    done = await accept(log, Check(RUN, look))
+    assert (done.row.due_at, done.row.status, len(done.events)) == (None, "cancelled", 1)
+    assert (await accept(log, Check(RUN, look))).already
+    assert (await accept(log, Check(RUN, ProcessesChecked(asked=2, machines=())))).already
+    await accept(log, Requeue(RUN, requeue()))
+    assert (await refuse(log, Check(RUN, look))).reason == "not_ended"
+
+
+async def test_a_cancelled_run_that_is_resumed_before_anybody_looked_is_not_due(log: EventLog) -> None:
+    await gated(log)
+    await accept(log, Cancel(RUN, cancel()))
+    assert (await accept(log, Requeue(RUN, requeue()))).row.due_at is None
 
 
 async def test_runs_are_found_by_when_their_first_question_expires(log: EventLog, clock: Clock) -> None:

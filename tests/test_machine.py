@@ -117,7 +117,11 @@ LEGAL: dict[Status, Moves] = {
     },
     Status.COMPLETED: {**aside(Status.COMPLETED)},
     Status.FAILED: {**aside(Status.FAILED), "run_requeued": Status.QUEUED},
-    Status.CANCELLED: {**aside(Status.CANCELLED), "run_requeued": Status.QUEUED},
+    Status.CANCELLED: {
+        **aside(Status.CANCELLED),
+        "processes_checked": Status.CANCELLED,
+        "run_requeued": Status.QUEUED,
+    },
     Status.TIMED_OUT: {**aside(Status.TIMED_OUT), "run_requeued": Status.QUEUED},
 }
 """Where each event leads in each state, None: where the calls say; what is missing here is illegal."""

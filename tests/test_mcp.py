@@ -25,6 +25,7 @@ from perdure.actors.turn import checked_arguments, unfit
 from perdure.store.events import AgentRef, Effect, ToolCallStarted
 
 from .agents import fake_mcp, mcp_agent
+from .fakes import STORE
 
 REF = AgentRef(ref=f"{mcp_agent.__file__}:odd", digest="d")
 
@@ -58,7 +59,7 @@ def call(
         agent=agent,
         metadata={},
         timeout_s=found.options.timeout_s,
-        store="tests",
+        store=STORE,
         remote=(server, tool),
     )
     return perform(work, begin, "node")

@@ -20,6 +20,8 @@ from perdure.actors.kernel import runtime_folder
 from perdure.actors.stopping import forget, name_of, tell, tell_again
 from perdure.store.events import AgentRef
 
+from .fakes import STORE
+
 AGENT = AgentRef(ref=f"{Path(__file__).parent / 'agents' / 'trees.py'}:agent", digest="d")
 RUN = "r" * 20
 GRACE_S = 1.0
@@ -41,10 +43,10 @@ for line in sys.argv[1].splitlines():
 class Attempt:
     """Attempts in a process of their own, one after the other."""
 
-    def __init__(self, folder: Path, *calls: tuple[str, str], timeout_s: float = 30.0) -> None:
+    def __init__(self, folder: Path, *calls: tuple[str, str], timeout_s: float = 30.0, grace_s: float = 30.0) -> None:
         self.folder, self.timeout_s = folder, timeout_s
         lines = "\n".join(self._work(number, *call).model_dump_json() for number, call in enumerate(calls, 1))
-        argv = [sys.executable, "-c", CHILD, lines, str(GRACE_S)]
+        argv = [sys.executable, "-c", CHILD, lines, str(grace_s)]
         self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.says("begins")
 
@@ -61,7 +63,7 @@ class Attempt:
             agent=AGENT,
             metadata={"dir": str(self.folder)},
             timeout_s=self.timeout_s,
-            store="tests",
+            store=STORE,
         )
 
     def says(self, word: str) -> None:
@@ -82,9 +84,9 @@ class Attempt:
 
     def stop(self) -> None:
         """Tell the first attempt to stop, until it has heard."""
-        who = ("tests", RUN, "t0c0", 1, self.process.pid)
+        who = (STORE, RUN, "t0c0", 1, self.process.pid)
         tell(*who)
-        while (runtime_folder("tests") / name_of(RUN, "t0c0", 1)).exists():
+        while (runtime_folder(STORE) / name_of(RUN, "t0c0", 1)).exists():
             time.sleep(0.1)
             tell_again(*who)
 
@@ -106,15 +108,15 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 def begin(tmp_path: Path) -> Iterator[Any]:
     made: list[Attempt] = []
 
-    def start(*calls: tuple[str, str], timeout_s: float = 30.0) -> Attempt:
-        made.append(Attempt(tmp_path, *calls, timeout_s=timeout_s))
+    def start(*calls: tuple[str, str], **times: float) -> Attempt:
+        made.append(Attempt(tmp_path, *calls, **times))
         return made[-1]
 
     yield start
     for attempt in made:
         attempt.process.kill()
         attempt.process.communicate()
-    assert end_marked("tests")
+    assert end_marked(STORE)
 
 
 @pytest.mark.parametrize(("name", "do"), [("read", "begin,sleep"), ("read", "run"), ("wait", ""), ("read", "drop")])
@@ -126,7 +128,7 @@ def test_a_handler_is_interrupted_in_whatever_it_waits_for(begin: Any, name: str
     began = time.monotonic()
     outcome = attempt.outcome()
     assert time.monotonic() - began < 5
-    assert marked("tests") == []
+    assert marked(STORE) == []
     assert (outcome.kind, outcome.is_error) == ("stopped", True)
 
 
@@ -140,7 +142,7 @@ def test_what_a_handler_returns_in_spite_of_it_is_its_result(begin: Any, do: str
 
 
 def test_a_handler_that_goes_on_is_killed_when_the_grace_time_is_over(begin: Any) -> None:
-    attempt = begin(("read", "begin,ignore"))
+    attempt = begin(("read", "begin,ignore"), grace_s=GRACE_S)
     attempt.go()
     attempt.begun()
     attempt.stop()
@@ -168,12 +170,12 @@ def test_a_signal_for_another_attempt_is_none_and_the_next_attempt_is_not_distur
     attempt = begin(("read", "begin,sleep"), ("read", "begin"))
     attempt.go()
     attempt.begun()
-    tell("tests", RUN, "t0c0", 7, attempt.process.pid)
-    forget("tests", RUN, "t0c0", 7)
+    tell(STORE, RUN, "t0c0", 7, attempt.process.pid)
+    forget(STORE, RUN, "t0c0", 7)
     attempt.stop()
     assert (outcome := attempt.outcome()).kind == "stopped", outcome
     attempt.says("begins")
-    tell("tests", RUN, "t0c0", 1, attempt.process.pid)
+    tell(STORE, RUN, "t0c0", 1, attempt.process.pid)
     attempt.go()
     assert attempt.outcome().kind == "result"
     assert attempt.process.wait(20) == 0
@@ -190,8 +192,8 @@ def test_a_child_that_was_forked_and_comes_back_from_the_handler_answers_nobody(
 
 def test_a_process_that_does_not_listen_is_left_alone() -> None:
     with subprocess.Popen(["sleep", "60"]) as stranger:
-        tell("tests", RUN, "t0c0", 1, stranger.pid)
+        tell(STORE, RUN, "t0c0", 1, stranger.pid)
         assert stranger.poll() is None
-        assert not (runtime_folder("tests") / name_of(RUN, "t0c0", 1)).exists()
+        assert not (runtime_folder(STORE) / name_of(RUN, "t0c0", 1)).exists()
         stranger.kill()
-    tell("tests", RUN, "t0c0", 1, stranger.pid)
+    tell(STORE, RUN, "t0c0", 1, stranger.pid)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,20 @@ def pay(ctx: ToolContext) -> str:
     return "paid"
 
 
-async def answer(request: ModelRequest) -> Any:
-    """Turn 0 asks for `pay` where the input says so; the last turn ends at the time `at`."""
+async def answer(request: ModelRequest) -> AsyncGenerator[Any, None]:
+    """Turn 0 asks for `pay` where the input says so; the last turn begins at once and ends at the time `at`."""
     folder, asked = str(request.metadata["dir"]), dict[str, Any](request.input)  # type: ignore[arg-type]
     note(folder, "asked", request.run_id)
     if request.turn_index == 0 and asked["pays"]:
-        return {"tool_calls": [{"name": "pay"}]}
+        yield {"tool_calls": [{"name": "pay"}]}
+        return
+    yield "so far"
     try:
         await asyncio.sleep(max(0.0, asked["at"] - time.time()))
     except asyncio.CancelledError:
         note(folder, "closed", request.run_id)
         raise
-    return "done"
+    yield ", done"
 
 
 agent = Agent(name="timed", model=answer, tools=(pay,))

@@ -2,9 +2,9 @@
 
 Input: {"turns": [[{"name": TOOL, "arguments": {"do": WHAT}}, ...], ...]}; one inner list per turn, then a final text.
 WHAT is steps with commas: `spawn` starts one sleeper of each kind and waits until all of them run; `run` has
-run_process start some; `act` takes effect; `sleep`, `grind` in C code, `drop` exceptions for a second and then sleep,
-`clone` itself, `look` until cancelled, be `late` in heeding the signal, `ignore` it, `die`. A note in the ledger tells
-when a tool has begun, when it was interrupted, and when it has finished.
+run_process start some; `bare` starts one without an environment; `act` takes effect; `sleep`, `grind` in C code,
+`drop` exceptions for a second and then sleep, `clone` itself, `look` until cancelled, be `late` in heeding the signal,
+`ignore` it, `die`. A note in the ledger tells when a tool has begun, when it was interrupted, and when it has finished.
 """
 
 from __future__ import annotations
@@ -48,6 +48,16 @@ def spawn(ctx: ToolContext) -> None:
     subprocess.Popen([sys.executable, "-S", "-c", DEAF, paths["deaf"]], start_new_session=True)
     fork_twice(paths["forked"])
     while not all(Path(path).exists() for path in paths.values()):
+        time.sleep(0.01)
+
+
+def start_bare(ctx: ToolContext) -> None:
+    """A sleeper in a session of its own, without an environment; it says who it is."""
+    path = Path(str(ctx.metadata["dir"]), f"{ctx.tool_call_id}.bare")
+    path.mkdir()
+    says = f"echo $$ > {path}/new; mv {path}/new {path}/forked; exec sleep 600"
+    subprocess.Popen(["env", "-i", "PATH=/bin:/usr/bin", "sh", "-c", says], start_new_session=True)
+    while not (path / "forked").exists():
         time.sleep(0.01)
 
 
@@ -112,6 +122,8 @@ def carry_out(ctx: ToolContext, do: str) -> str:
         if what == "spawn":
             spawn(ctx)
             note(ctx, "begin")
+        elif what == "bare":
+            start_bare(ctx)
         elif what == "run":
             note(ctx, "begin")
             ctx.run_process(["sh", "-c", "sleep 600 & setsid sleep 600 & exec sleep 600"])
