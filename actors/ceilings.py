@@ -66,6 +66,16 @@ def is_final(turn_index: int, max_turns: int) -> bool:
     return max_turns > 1 and turn_index >= max_turns - 1
 
 
+FEW_TURNS: Final = 5
+"""With so many turns left or fewer, a model of a provider is told with each request. Before that it would only spoil
+what the provider has cached of the conversation."""
+
+
+def few_left(turn_index: int, max_turns: int) -> bool:
+    """Whether few turns remain, this one included."""
+    return max_turns - turn_index <= FEW_TURNS
+
+
 def turns_left(turn_index: int, max_turns: int) -> str:
     """What a request says of the turns that remain, this one included."""
     left = max_turns - turn_index

@@ -30,7 +30,7 @@ from ..store.budgets import Amount, Cap
 from ..store.errors import UsageError
 from ..store.events import Usage
 from .budgets import breach, expected_next, output_room
-from .ceilings import NO_TOOLS, Answer, final_answer, final_notice, is_final, over, turns_left, used_up
+from .ceilings import NO_TOOLS, Answer, few_left, final_answer, final_notice, is_final, over, turns_left, used_up
 from .loops import Made, call_hash, explanation, looping
 from .prices import PriceList
 
@@ -120,6 +120,8 @@ class TurnPlan:
     """How the next turn is asked for. A final one has its notice and no tools."""
 
     turns_left: str
+    few_left: bool = False
+    """Few enough that a model has to be told in so many words."""
     notice: str | None = None
     max_output_tokens: int | None = None
 
@@ -138,6 +140,7 @@ def plan_turn(limits: Limits, standing: Standing, prices: PriceList | None = Non
         return Stop("budget_exceeded", why)
     return TurnPlan(
         turns_left(turn, limits.max_turns),
+        few_left(turn, limits.max_turns),
         final_notice(limits.max_turns) if is_final(turn, limits.max_turns) else None,
         output_room(limits.cap, standing.used, prompt, prices),
     )

@@ -100,6 +100,8 @@ class ModelRequest(BaseModel):
     """The tools that the agent has and this turn has not: earlier calls in `messages` are of them."""
     turns_left: str = ""
     """What to tell the model of the turns that remain."""
+    few_turns_left: bool = False
+    """Few enough that models of providers are told."""
     notice: str | None = None
     """What the model is told for this turn alone; it is in the last of the messages too."""
     max_output_tokens: int | None = None

@@ -21,6 +21,7 @@ def request_of(run_id: str, state: State, agent: Agent, step: CallModel) -> Mode
         tools=[] if plan.final else tools,
         withheld=tools if plan.final else [],
         turns_left=plan.turns_left,
+        few_turns_left=plan.few_left,
         notice=plan.notice or step.notice,
         max_output_tokens=plan.max_output_tokens,
     )

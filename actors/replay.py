@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from ..store.budgets import Amount
 from ..store.events import AssistantMessage, Stored, ToolResult
 from ..store.states import Status
-from .budgets import amount
 from .calls import Call, Turn
 from .ceilings import is_final
 from .guards import Limits, Refused, Stop, Wanted, changed, plan_turn
@@ -53,7 +52,7 @@ class Replayed:
 def replay(events: Iterable[Stored], changes: Mapping[str, object]) -> Replayed:
     """A run under its own limits with some of them changed. A limit in dollars is left out where the model's prices are
     not known. Raises UsageError for a limit that makes no sense."""
-    state, resumed = _read(events)
+    state, marks = _read(events)
     limits = changed(state.limits, changes)
     if state.prices is None:
         limits = limits.model_copy(update={"max_cost": None})
@@ -62,31 +61,32 @@ def replay(events: Iterable[Stored], changes: Mapping[str, object]) -> Replayed:
     seen: list[Turn] = []
     cut: Cut | None = None
     used = Amount()
-    for turn, after in zip(state.turns, resumed, strict=True):
+    for turn, (after, spent) in zip(state.turns, marks, strict=True):
         stop = _stop_before(limits, seen, after, used, state.prices)
         if stop:
-            cut = _cut(state, len(seen), stop)
+            cut = _cut(state, len(seen), stop, used)
             break
         turn, sources = _guarded(limits, seen, after, turn)
         seen.append(turn)
-        used += amount(turn.message.usage, state.prices)
+        used = spent
         refused.update(sources)
         first = len(seen) - 1 if sources and first is None else first
         if turn.calls and is_final(len(seen) - 1, limits.max_turns) and len(seen) < state.turn_count:
-            cut = _cut(state, len(seen), Stop("max_turns", "its last turn, with a notice and without tools"))
+            cut = _cut(state, len(seen), Stop("max_turns", "its last turn, with a notice and without tools"), used)
             break
     return Replayed(state.status, state.turn_count, cut, dict(refused), first, state.prices is not None)
 
 
-def _read(events: Iterable[Stored]) -> tuple[State, list[int]]:
-    """The state of a log, and for each of its turns how many turns there were when the run was last resumed."""
+def _read(events: Iterable[Stored]) -> tuple[State, list[tuple[int, Amount]]]:
+    """The state of a log, and for each of its turns how many turns there were when the run was last resumed, and what
+    was used by its end, calls that came to nothing included."""
     state: State | None = None
-    resumed: list[int] = []
+    marks: list[tuple[int, Amount]] = []
     for stored in events:
         state = fold([stored], state)
         if isinstance(stored.event, AssistantMessage):
-            resumed.append(state.resumed)
-    return state or fold([]), resumed
+            marks.append((state.resumed, state.used))
+    return state or fold([]), marks
 
 
 def _stop_before(
@@ -117,7 +117,5 @@ def _refused(call: Call, no: Refused) -> Call:
     return replace(call, result=result)
 
 
-def _cut(state: State, turns: int, stop: Stop) -> Cut:
-    spared = state.turns[turns:]
-    saved = sum((amount(turn.message.usage, state.prices) for turn in spared), Amount())
-    return Cut(turns, stop.code, stop.message, len(spared), saved)
+def _cut(state: State, turns: int, stop: Stop, used: Amount) -> Cut:
+    return Cut(turns, stop.code, stop.message, state.turn_count - turns, state.used - used)

@@ -152,6 +152,16 @@ async def test_settings_and_what_the_budget_has_room_for_are_passed_on(kind: str
     assert bodies[2]["tool_choice"] == ({"type": "none"} if kind == "anthropic" else "none")
 
 
+@ALL
+async def test_a_model_is_told_at_the_end_of_a_request_when_few_turns_remain(kind: str) -> None:
+    async with Wire(*[Says([Text("x")])] * 3) as wire:
+        provider = opened(kind, wire)
+        for few, notice in ((False, None), (True, None), (True, "the last one")):
+            await asked(provider, request(turns_left="3 turns remain", few_turns_left=few, notice=notice))
+        first, second, third = (canonical(each.body) for each in wire.served)
+    assert "3 turns remain" in second and "3 turns remain" not in first and first == third
+
+
 @BOTH
 async def test_images_of_a_user_are_sent_as_images(kind: str) -> None:
     blocks = [

@@ -12,6 +12,7 @@ import pytest
 
 from perdure.actors.replay import Replayed, replay
 from perdure.store.errors import UsageError
+from perdure.store.events import AssistantDelta, AssistantInterrupted, Stored, TurnStarted, Usage
 from perdure.store.sql import open_log
 from perdure.store.states import Status
 
@@ -42,6 +43,20 @@ async def test_a_budget_stops_a_run_before_a_turn_and_saves_the_rest() -> None:
     found = await replayed({"max_tokens": 40})
     assert found.cut and (found.cut.turns, found.cut.code) == (2, "budget_exceeded")
     assert (found.cut.turns_saved, found.cut.saved.tokens) == (3, 15 + 15 + 20)
+
+
+async def test_a_call_that_came_to_nothing_counts_as_it_did() -> None:
+    play = Play(FIVE)
+    await play.drive()
+    stored = await play.log.read(play.run_id)
+    at = next(n for n, one in enumerate(stored) if isinstance(one.event, TurnStarted)) + 1
+    lost = (
+        AssistantDelta(turn_index=0, offset=0, text="I thi"),
+        AssistantInterrupted(turn_index=0, usage=Usage(input_tokens=30), estimated=True),
+    )
+    events = [*(one.event for one in stored[:at]), *lost, *(one.event for one in stored[at:])]
+    found = replay((Stored(n, 0.0, 1, event) for n, event in enumerate(events, 1)), {"max_tokens": 60})
+    assert found.cut and (found.cut.turns, found.cut.saved.tokens) == (1, 15 + 15 + 15 + 20)
 
 
 async def test_a_limit_of_turns_stops_a_run_after_its_last_one_whose_calls_are_refused() -> None:

@@ -83,6 +83,8 @@ def conversation(request: ModelRequest) -> list[ModelMessage]:
         else:
             said.append(WireRequest(parts=parts))
     last = said[-1]
+    if request.few_turns_left and request.notice is None and isinstance(last, WireRequest):
+        last = said[-1] = WireRequest(parts=[*last.parts, UserPromptPart(request.turns_left)])
     if request.instructions and isinstance(last, WireRequest):
         said[-1] = WireRequest(parts=last.parts, instructions=valid_text(request.instructions))
     return said
