@@ -23,7 +23,7 @@ from .actors.pool import Pool
 from .actors.ray_tasks import JOURNAL
 from .actors.requests import Settings
 from .actors.supervision import Supervision, within
-from .actors.wire import Unreachable, Wire, socket_path
+from .actors.wire import Wire, listen, socket_path
 from .store.errors import LeaseHeld, PerdureError
 from .store.log import Command, EventLog, Verdict
 from .store.rows import Lease
@@ -63,6 +63,7 @@ class SupervisorActor:
         self._settings = settings
         self._starting: asyncio.Task[tuple[Supervision, Desk]] | None = None
         self._loops: list[asyncio.Task[None]] = []
+        self._socket: asyncio.Server | None = None
         self._lost: LeaseHeld | None = None
         ray.get_runtime_context().current_actor.start.remote()  # after a restart nobody may call us
 
@@ -90,10 +91,7 @@ class SupervisorActor:
         wire = Wire(socket_path(self._settings.name, JOURNAL))
 
         async def commit(commands: Sequence[Command]) -> list[Verdict]:
-            try:
-                verdicts: list[Verdict] = await wire.call("commit", list(commands))
-            except Unreachable:
-                verdicts = await journal.commit.remote(list(commands))
+            verdicts: list[Verdict] = await wire.call_or(journal.commit.remote, "commit", list(commands))
             return verdicts
 
         self._pool = Pool(self._settings)
@@ -101,7 +99,9 @@ class SupervisorActor:
         work = (self._work(supervision), self._pool.watch(), self._watch_journal(journal))
         self._loops = [asyncio.create_task(loop) for loop in work]
         self._door = NudgeDoor(self._settings.name, supervision.look)
-        return supervision, Desk(supervision.serve)
+        desk = Desk(supervision.serve)
+        self._socket = await listen(socket_path(self._settings.name, SUPERVISOR), {"exchange": self.exchange})
+        return supervision, desk
 
     def _journal(self) -> Any:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -147,6 +147,8 @@ class SupervisorActor:
 
     async def _end_loops(self) -> None:
         self._door.close()
+        if self._socket:
+            self._socket.close()
         for loop in self._loops:
             if loop is not asyncio.current_task():
                 loop.cancel()

@@ -27,7 +27,7 @@ from .loading import loaded
 from .ray_tasks import JOURNAL, RayTasks, bind_process, journal_handle
 from .requests import Ended, Nudge, Settings, Start, store_of
 from .run import Owner
-from .wire import Method, Unreachable, Wire, listen, socket_path
+from .wire import Method, Wire, listen, socket_path
 
 log = logging.getLogger(__name__)
 CONCURRENCY = 100_000
@@ -154,10 +154,8 @@ def journal_courier(namespace: str) -> Courier:
     wire = Wire(socket_path(store_of(namespace), JOURNAL))
 
     async def call(name: str, incarnation: str | None, requests: list[Numbered], done: list[int]) -> Reply:
-        try:
-            reply: Reply = await wire.call("exchange", name, incarnation, requests, done)
-        except Unreachable:
-            reply = await journal_handle(namespace).exchange.remote(name, incarnation, requests, done)
+        remote = journal_handle(namespace).exchange.remote
+        reply: Reply = await wire.call_or(remote, "exchange", name, incarnation, requests, done)
         return reply
 
     return Courier(call)

@@ -25,7 +25,7 @@ from .courier import Courier, Numbered, Reply
 from .kernel import boot_id, kill_process
 from .ray_tasks import code_env, journal_handle, living_nodes
 from .requests import Ended, Settings, Start
-from .wire import Unreachable, Wire, socket_path
+from .wire import Wire, socket_path
 
 log = logging.getLogger(__name__)
 PREFIX = "run-"
@@ -100,10 +100,8 @@ class Member:
         return len(self.runs) + 1 <= min([companions_max, *self.runs.values()])
 
     async def _exchange(self, name: str, incarnation: str | None, requests: list[Numbered], done: list[int]) -> Reply:
-        try:
-            reply: Reply = await self._wire.call("exchange", name, incarnation, requests, done)
-        except Unreachable:
-            reply = await self.handle.exchange.remote(name, incarnation, requests, done)
+        remote = self.handle.exchange.remote
+        reply: Reply = await self._wire.call_or(remote, "exchange", name, incarnation, requests, done)
         return reply
 
 

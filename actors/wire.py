@@ -163,6 +163,13 @@ class Wire:
         line.transport.write(_frame((number, method, arguments)))
         return await answer
 
+    async def call_or(self, remote: Method, method: str, *arguments: Any) -> Any:
+        """The same, by `remote` where nobody answers here."""
+        try:
+            return await self.call(method, *arguments)
+        except Unreachable:
+            return await remote(*arguments)
+
     async def _connected(self) -> _Line:
         async with self._connecting:
             if self._line and self._line.waiting is not None:

@@ -22,6 +22,7 @@ from ..actors.courier import Courier, Numbered, Reply
 from ..actors.leftovers import sweep_locks
 from ..actors.loading import LoadedAgent
 from ..actors.requests import Await, Ended, Launch, Nudge, Settings, Warm
+from ..actors.wire import Wire, socket_path
 from ..store.budgets import Budget
 from ..store.engine import DEFAULT_STORE
 from ..store.errors import NotFound, UsageError
@@ -119,6 +120,7 @@ class Runtime:
         if self._courier:
             self._courier.close()
             self._courier = None
+            self._wire.close()
         if self._standing:
             await self._leave()
             return
@@ -173,9 +175,11 @@ class Runtime:
             **RESTARTED,
         )
         self._supervisor = actor.remote(self.settings)
+        self._wire = Wire(socket_path(self.settings.name, SUPERVISOR))
 
     async def _exchange(self, name: str, incarnation: str | None, requests: list[Numbered], done: list[int]) -> Reply:
-        reply: Reply = await self._supervisor.exchange.remote(name, incarnation, requests, done)
+        remote = self._supervisor.exchange.remote
+        reply: Reply = await self._wire.call_or(remote, "exchange", name, incarnation, requests, done)
         return reply
 
     # -- runs ---------------------------------------------------------------------------------------------
