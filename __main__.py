@@ -16,9 +16,16 @@ def main() -> None:
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
     from .cli.app import main as command
 
-    if heeds:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    command()
+    try:
+        if heeds:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        command()
+    except KeyboardInterrupt:  # in between
+        os._exit(INTERRUPTED)
+    except SystemExit as leaving:
+        if leaving.code == INTERRUPTED:  # one more would now end the process before it has told its exit code
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise
 
 
 if __name__ == "__main__":

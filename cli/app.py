@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any, Final
 
 import click
+from click.exceptions import Exit as ClickExit
 
 from ..store.errors import PerdureError
 from .exits import Exit, hush, report
@@ -45,6 +46,12 @@ class Root(click.Group):
         module, _, name = COMMANDS[cmd_name].partition(":")
         command: click.Command = getattr(import_module(f".{module}", __package__), name)
         return command
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        try:
+            return super().make_context(*args, **extra)
+        except KeyboardInterrupt:
+            raise ClickExit(Exit.INTERRUPTED) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -26,12 +26,24 @@ AT_ONCE_S = 1.0
 """How soon a command answers Ctrl-C, and a second one ends it."""
 
 
+PROGRAM = """
+import sys
+
+from perdure.__main__ import main
+
+sys.argv[0] = "perdure"
+print("up", flush=True)
+main()
+"""
+"""The command, which says when it is begun: before that, Ctrl-C is the interpreter's."""
+
+
 class Foreground:
     """A command with a process group of its own, like one that a shell has started in a terminal."""
 
     def __init__(self, place: Place, *args: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "perdure", "--db", "runs.db", *args],
+            [sys.executable, "-c", PROGRAM, "--db", "runs.db", *args],
             cwd=place.folder,
             env=os.environ | {"TMPDIR": place.temporary, "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.DEVNULL,
@@ -40,6 +52,7 @@ class Foreground:
             text=True,
             process_group=0,
         )
+        assert self.process.stdout and self.process.stdout.readline() == "up\n"
 
     def interrupt(self) -> float:
         """Ctrl-C; when."""
