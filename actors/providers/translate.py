@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Final, cast
 
 from pydantic import JsonValue
@@ -126,7 +127,14 @@ def _answer(message: Mapping[str, Any], ids: _Ids) -> ModelResponse:
 
 
 def _call(call: Mapping[str, Any], ids: _Ids) -> ToolCallPart:
-    return ToolCallPart(tool_name(call["name"]), call["arguments"], ids.give(call["id"], ""))
+    return _as_sent(ToolCallPart(call["name"], call["arguments"], ""), call, ids)
+
+
+class _Written(ToolCallPart[Any]):
+    """A call whose arguments go back as they were written. pydantic-ai would round their decimals."""
+
+    def args_as_json_str(self) -> str:
+        return self.args if isinstance(self.args, str) else super().args_as_json_str()
 
 
 def _as_sent(part: ToolCallPart, call: Mapping[str, Any], ids: _Ids) -> ToolCallPart:
@@ -135,7 +143,9 @@ def _as_sent(part: ToolCallPart, call: Mapping[str, Any], ids: _Ids) -> ToolCall
     part.tool_call_id = ids.give(call["id"], part.tool_call_id)
     if not _is_object(part.args):
         part.args = call["arguments"]
-    return part
+    if not _is_object(part.args):
+        return part  # then pydantic-ai wraps them in an object
+    return _Written(**{field.name: getattr(part, field.name) for field in fields(part)})
 
 
 def _is_object(args: object) -> bool:
