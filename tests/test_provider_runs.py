@@ -20,13 +20,15 @@ from perdure.store.events import (
     AssistantDelta,
     AssistantInterrupted,
     AssistantMessage,
+    CancelRequested,
     RunCompleted,
     RunFailed,
     ToolCallRequested,
     ToolResult,
 )
+from perdure.store.log import Cancel
 
-from .fakes import created, new_run
+from .fakes import RUN, accepted, created, held, new_run
 from .gate_kit import Office
 from .provider_kit import MODELS, Clock, keys, request
 from .wire import Block, Call, Fault, Says, Text, Thinking, Wire
@@ -56,7 +58,7 @@ class Asking(Office):
         self.new_journal()
 
     async def start(self) -> asyncio.Task[Any]:
-        if await self.log.run("r" * 20) is None:
+        if await self.log.run(RUN) is None:
             snapshot = self.agent.snapshot(limits=self.limits)
             await new_run(self.log, created(config=snapshot))
         return await super().start()
@@ -64,7 +66,7 @@ class Asking(Office):
     async def end(self) -> Any:
         await self.drive()
         await self.check()
-        return (await self.log.read("r" * 20))[-1].event
+        return (await self.log.read(RUN))[-1].event
 
     async def die(self, driving: asyncio.Task[Any]) -> None:
         """Kill the owner of the run."""
@@ -165,6 +167,28 @@ async def test_a_stream_that_breaks_off_is_paid_for_and_asked_again_and_is_no_tu
     assert "".join(piece.text for piece in await case.events(AssistantDelta)).startswith("Half")
     row = await case.row()
     assert row.usage.output_tokens == 3 + lost.usage.output_tokens and row.turns == 1
+
+
+@BOTH
+async def test_a_cancel_closes_the_connection_and_keeps_the_text_with_its_cost(kind: str) -> None:
+    async with Wire(Says([Text("A long answer, in many pieces")], tokens=(70, 0, 0, 9), wait_after=5)) as wire:
+        case = Asking(kind, wire)
+        driving = await case.start()
+        await wire.reached.wait()
+        async with asyncio.timeout(20):
+            while not await case.events(AssistantDelta):  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        await accepted(case.log, Cancel(RUN, CancelRequested(by="ann")))
+        case.owner.look()
+        assert (await held(driving)).status == "cancelled"
+        async with asyncio.timeout(1):
+            await wire.asked[0].gone.wait()
+    (lost,) = await case.events(AssistantInterrupted)
+    text = "".join(piece.text for piece in await case.events(AssistantDelta))
+    assert text and "A long answer, in many pieces".startswith(text)
+    assert lost.estimated and lost.usage.output_tokens >= 1 and lost.usage.input_tokens > 0
+    assert kind == "openai" or lost.usage.input_tokens == 70, "Anthropic tells at the start what the prompt takes"
+    assert (await case.row()).usage == lost.usage
 
 
 async def test_streams_that_break_off_for_ever_end_the_run_resumably() -> None:
