@@ -7,6 +7,7 @@ import heapq
 import itertools
 import random
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -119,6 +120,28 @@ async def test_the_rate_drops_for_all_and_recovers() -> None:
     after = [at for at in service.asked if at >= 10]
     together = max(sum(1 for at in after if start <= at < start + 0.05) for start in after)
     assert together < 50, "they came back all at once"
+
+
+async def test_other_processes_of_the_machine_are_held_back_too(tmp_path: Path) -> None:
+    time, pace = paced()
+    pace.board = tmp_path / "provider"
+    other = Pace(time, time.sleep, random.Random(1), pace.board)
+    limited = Service(time, lambda number, at: Passing(TROUBLE, True, 20) if number == 0 else None)
+    service = Service(time, lambda number, at: None)
+
+    async def both() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(pace.answered(limited))
+            await time.sleep(5)
+            tasks.create_task(other.answered(service))
+
+    await time.let(both())
+    assert service.asked[0] >= 21
+    for nonsense in ("9e99", "x", ""):
+        pace.board.write_text(nonsense)
+        before = time.now
+        await time.let(other.answered(service))
+        assert service.asked[-1] == before
 
 
 async def test_pauses_grow_have_chance_in_them_and_are_bounded() -> None:

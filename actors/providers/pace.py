@@ -1,4 +1,5 @@
-"""How fast requests go to one provider, and when one is made again. All runs of a process share one Pace.
+"""How fast requests go to one provider, and when one is made again. All runs of a process share one Pace; the processes
+of a machine share a file that says until when nobody is to ask.
 
 An overloaded provider, or a rate limit, is news for all of them: none asks before the time that the provider named is
 over, and from then on requests keep a distance, which doubles with every such news and shrinks with every answer. A
@@ -8,14 +9,18 @@ request that fails in passing is made again after a pause that grows with its fa
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, TypeVar
 
 from ..model import Interrupted, ModelError
 
+log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 Sleep = Callable[[float], Awaitable[object]]
 
@@ -48,6 +53,8 @@ class Pace:
     clock: Callable[[], float] = time.monotonic
     sleep: Sleep = asyncio.sleep
     chance: random.Random = field(default_factory=random.Random)
+    board: Path | None = None
+    """Says until when no process is to ask, on a clock that all of them share."""
     distance_s: float = 0.0
     """How long after a request the next one goes at the earliest."""
     _line: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -81,9 +88,28 @@ class Pace:
 
     async def _wait_in_line(self) -> None:
         async with self._line:
-            while (wait := max(self._free_at, self._last_at + self.distance_s) - self.clock()) > 0:
+            while (wait := max(self._free_at, self._told(), self._last_at + self.distance_s) - self.clock()) > 0:
                 await self.sleep(wait)
             self._last_at = self.clock()
+
+    def _told(self) -> float:
+        """Until when another process has said that nobody is to ask. Nonsense, such as is left from before the machine
+        was started anew, counts for nothing."""
+        try:
+            until = float(self.board.read_text()) if self.board else 0.0
+        except (OSError, ValueError):
+            return 0.0
+        return until if until <= self.clock() + PATIENCE_S else 0.0
+
+    def _tell(self, until: float) -> None:
+        if self.board is None or until <= self._told():
+            return
+        draft = self.board.with_suffix(f".{os.getpid()}")
+        try:
+            draft.write_text(repr(until))
+            draft.replace(self.board)
+        except OSError as error:
+            log.warning("other processes cannot be told that %s is not to be asked: %s", self.board, error)
 
     def _trouble(self, asked_at: float, failures: int, failed: Passing) -> float:
         """How long to pause after a failure. Where it concerns all requests, none goes before that, and then they go
@@ -94,6 +120,7 @@ class Pace:
         pause = self._pause(max(failures, self._troubles), failed.retry_after_s)
         if failed.limited:
             self._free_at = max(self._free_at, self.clock() + pause)
+            self._tell(self._free_at)
             if news:
                 self.distance_s = min(DISTANCE_MAX_S, max(DISTANCE_FIRST_S, self.distance_s * 2))
         return pause

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,7 @@ from pydantic_ai.providers import infer_provider_class
 
 from ...store.errors import UsageError
 from ...store.events import Usage
+from ..kernel import runtime_folder
 from ..model import ModelError, ModelReply, ModelRequest, Stream
 from ..results import valid_text
 from . import installs, translate
@@ -71,7 +73,9 @@ class Provider:
             if "key" in what.lower():
                 raise named("bad_key", name, f"there is none: {what}") from error
             raise UsageError(f"model {name!r} cannot be asked: {what}") from error
-        return cls(name, model)
+        provider = cls(name, model)
+        provider.pace.board = runtime_folder("providers") / hashlib.sha256(provider.at.encode()).hexdigest()[:16]
+        return provider
 
     async def answer(self, request: ModelRequest, settings: Mapping[str, Any], stream: Stream) -> ModelReply:
         """The answer to a request. Raises ModelError."""
