@@ -140,6 +140,8 @@ class _Flying:
     told: bool = False
     """It was given the signal to stop."""
     killed: bool = False
+    seen: bool = False
+    """It ran when it was looked at."""
     below: list[Named] = field(default_factory=list)
     """What ran below it when it was seen last, on this machine."""
     over_at: float = float("inf")
@@ -322,8 +324,13 @@ class RayTasks:
                     flying.dead = True
 
     async def _note_what_is_below(self, placed: Sequence[_Flying]) -> None:
-        """Who clears his environment is found in no other way once the worker is killed from outside."""
-        here = {flying.pid: flying for flying in placed if flying.pid and self._is_here(flying.node)}
+        """What clears its environment is found in no other way once its worker is killed from outside. What is over by
+        the second look costs nothing."""
+        here = {flying.pid: flying for flying in placed if flying.seen and flying.pid and self._is_here(flying.node)}
+        for flying in placed:
+            flying.seen = True
+        if not here:
+            return
         found = await asyncio.to_thread(trees, {pid: _mark(flying.work) for pid, flying in here.items()})
         for pid, flying in here.items():
             if process_started(pid):

@@ -44,9 +44,10 @@ def process_lines(told: Certificate) -> list[str]:
         return ["processes: not looked for yet"]
     left = [(machine.host, machine.left) for machine in checked.machines if machine.left]
     hosts = sorted({machine.host for machine in checked.machines})
-    asked = f"{checked.asked} machine{'s' if checked.asked != 1 else ''}"
-    where = f" on {asked}" + (f", {', '.join(map(line, hosts))} among them" if hosts else "")
-    texts = [f"processes: {sum(len(pids) for _, pids in left)} left, looked for{where} at {clock(told.checked.at)}"]
+    named = ", ".join(map(line, hosts))
+    asked = f"{checked.asked} machine{'' if checked.asked == 1 else 's'}"
+    where = named if len(hosts) == checked.asked else asked + (f", {named} among them" if named else "")
+    texts = [f"processes: {sum(len(pids) for _, pids in left)} left, looked for on {where} at {clock(told.checked.at)}"]
     texts += [f"  left on {line(host)}: {', '.join(map(str, pids))}" for host, pids in left]
     if checked.gone:
         gone = ", ".join(line(node[:12]) for node in checked.gone)

@@ -106,7 +106,7 @@ def describe(event: Event) -> str:
             return f"by {event.by}"
         case ProcessesChecked():
             left = [pid for machine in event.machines for pid in machine.left]
-            return f"{len(left)} left on {event.asked} machines" + (f": {left}" if left else "")
+            return f"{len(left)} left, {event.asked} asked" + (f": {left}" if left else "")
         case RunCompleted():
             return line(event.output)
         case RunFailed():

@@ -107,7 +107,7 @@ async def test_a_model_call_is_closed_within_a_second_of_the_cancel(floor: Floor
     for run in runs:
         (closed,) = floor.noted("closed", run)
         assert closed - began < 1.0
-        assert (await floor.kinds(run))[-3:] == ["assistant_delta", "assistant_interrupted", "run_cancelled"]
+        assert (await floor.kinds(run))[-2:] == ["assistant_interrupted", "run_cancelled"]
         partial = fold(await floor.runtime.log.read(run.run_id)).partial
         assert partial and partial.text == "so far"
     again = await floor.runtime.cancel(runs[0].run_id)
