@@ -130,6 +130,7 @@ class Bench:
             for where, db in (("", self.db), ("_empty", self.empty)):
                 times = [self.command(name, db=db) for _ in range(REPEATS)]
                 self.found[f"{name}{where}_s"] = median(times)
+            self.found[f"{name}_all_s"] = self.command(name, "--limit", "1000000")
 
     async def supervisors(self) -> None:
         """Start one on each store, the empty one first; the time until it is at work, and its processes."""

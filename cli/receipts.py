@@ -11,6 +11,7 @@ from ..store.events import (
     ApprovalRequested,
     CodeChanged,
     Event,
+    RunClaimed,
     Stored,
     ToolCallProbed,
     ToolCallRequested,
@@ -27,15 +28,15 @@ from .text import clock, duration, line
 Receipt = dict[str, Any]
 _REPORTED = ("tool", "crash", "timeout", "cancel")
 """Sources of results that are the end of their attempt, if it had begun."""
-_NEVER_BEGAN = ("validation", "policy")
+_NEVER_BEGAN = ("validation", "policy", "limit", "loop")
 
 
 def receipts_json(stored: Sequence[Stored], calls: Sequence[CallRow]) -> list[Receipt]:
     """The receipt of every call, in order of request.
 
-    An attempt's `epoch` is that of its start mark, or else of the event that opened it; its owner is the claim of that
-    epoch. Times are seconds on the store's clock; `ended_at` is when its end was known, `end` how it ended if it did
-    not return. Of one that writes no start mark it is known by its end that it had begun, and where.
+    An attempt's `epoch` is that of its start mark, or else of the event that opened it; `owner` is the supervisor that
+    had claimed the run then. Times are seconds on the store's clock; `ended_at` is when its end was known, `end` how it
+    ended if it did not return. Of one that writes no start mark it is known by its end that it had begun, and where.
     """
     receipts: dict[str, Receipt] = {
         call.tool_call_id: {
@@ -57,6 +58,10 @@ def receipts_json(stored: Sequence[Stored], calls: Sequence[CallRow]) -> list[Re
         if receipt := receipts.get(getattr(one.event, "tool_call_id", None) or ""):
             _note_approval(receipt, one)
             _note_attempt(receipt, one)
+    owners = {one.epoch: one.event.owner for one in stored if isinstance(one.event, RunClaimed)}
+    for receipt in receipts.values():
+        for attempt in receipt["attempts"]:
+            attempt["owner"] = owners.get(attempt["epoch"])
     return list(receipts.values())
 
 
@@ -117,12 +122,14 @@ def _note_result(receipt: Receipt, event: ToolResult, at: float, epoch: int) -> 
     if event.source in _NEVER_BEGAN:
         if all(attempt["epoch"] == epoch for attempt in receipt["attempts"]):  # a later owner knows less
             receipt["attempts"] = []
-    elif event.source in _REPORTED and (event.pid or event.source != "cancel"):
-        _note_end(_of(receipt["attempts"], event.attempt), at, event.node, event.pid, event.took_s)
+    elif event.source in _REPORTED:
+        attempt = _of(receipt["attempts"], event.attempt)
+        if event.source != "cancel" or event.pid or attempt["started_at"]:
+            _note_end(attempt, at, event.node, event.pid, event.took_s)
 
 
 def _note_end(attempt: Receipt, at: float, node: str, pid: int, took_s: float | None) -> None:
-    attempt |= {"ended_at": at, "took_s": took_s}
+    attempt |= {"ended_at": attempt["ended_at"] or at, "took_s": took_s}
     if pid:
         attempt |= {"node": node, "pid": pid}
     if took_s is not None and attempt["started_at"] is None:

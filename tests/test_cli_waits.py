@@ -84,6 +84,7 @@ def test_show_calls_tells_the_whole_story_of_a_call(tmp_path: Path) -> None:
     }
     first, second = receipt["attempts"]
     assert (first["attempt"], first["epoch"], first["started_at"], first["node"]) == (1, 1, 1060.0, "node-a")
+    assert first["owner"] == second["owner"] == LEASE.nonce
     assert first["ended_at"] == 1065.0 and first["evidence"][0]["content"] == '"late"'
     assert first["unsettled"][0]["settled"] == {"at": 1125.0, "outcome": "not_happened", "by": "bob", "reason": ""}
     assert (second["ended_at"], second["took_s"], second["node"], second["pid"]) == (1127.0, 1.5, "node-b", 9)
