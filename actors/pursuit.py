@@ -60,7 +60,7 @@ class Tasks(Machines, Protocol):
         ...
 
     def begun(self, run_id: str, tool_call_id: str, attempt: int, node: str, pid: int) -> None:
-        """An attempt was given leave to begin, in this process."""
+        """An attempt was given leave to begin, in this process. `attempt` 0 is a probe that has begun."""
         ...
 
     async def stop(self, run_id: str, tool_call_id: str) -> None:

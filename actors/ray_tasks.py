@@ -238,7 +238,8 @@ class RayTasks:
         return self._functions[key]
 
     def begun(self, run_id: str, tool_call_id: str, attempt: int, node: str, pid: int) -> None:
-        if flying := self._flying.get((run_id, tool_call_id)):
+        flying = self._flying.get((run_id, tool_call_id))
+        if flying and attempt == (0 if flying.work.probe else flying.work.attempt):
             flying.node, flying.pid, flying.over_at = node, pid, time.monotonic() + flying.hold_s
 
     async def stop(self, run_id: str, tool_call_id: str) -> None:

@@ -13,7 +13,7 @@ import pytest_asyncio
 from perdure import Runtime
 from perdure.client.launching import Request
 from perdure.store.budgets import Amount, Budget
-from perdure.store.events import RunCompleted, ToolResult
+from perdure.store.events import RunCompleted, ToolCallProbed, ToolResult
 
 from .ray_kit import Bench, Case, kill, quick, until
 
@@ -91,6 +91,17 @@ async def test_an_interrupted_send_that_did_not_happen_is_sent_by_a_new_attempt(
     assert (await case.outcome()).status == "completed"
     assert [line.attempt for line in case.ledger()] == [2]
     assert [mark.attempt for mark in await case.marks()] == [1, 2]
+
+
+async def test_each_asking_of_a_probe_is_recorded_with_its_process_also_one_that_dies(bench: Bench) -> None:
+    case = await bench.start([("vague", "act,kill")])
+    assert (await case.outcome()).status == "completed"
+    told = [stored.event for stored in await case.events() if isinstance(stored.event, ToolCallProbed)]
+    assert [(event.answer, event.pid) for event in told] == [
+        (answer, line.pid) for answer, line in zip(("unknown", "happened"), case.ledger("probe"), strict=True)
+    ]
+    assert "the probe's process died" in told[0].why and told[0].node
+    assert len(case.ledger()) == len(case.ledger("begin")) == 1
 
 
 @pytest.mark.parametrize("death", ["first-kill", "first-exit", "first-sysexit"])

@@ -150,6 +150,20 @@ def blind(ctx: ToolContext, do: str) -> str:
     return carry_out(ctx, do)
 
 
+@tool(effect="non_idempotent", settles_after_s=0, num_cpus=0.2)
+def vague(ctx: ToolContext, do: str) -> str:
+    """Like send, but its probe kills its own process when it is asked first."""
+    return carry_out(ctx, do)
+
+
+@vague.reconcile
+def once_more(ctx: ToolContext, do: str) -> Settled:
+    answer = sent(ctx, do)
+    if Path(str(ctx.metadata["dir"]), "ledger").read_text().count("probe,") == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return answer
+
+
 def model(request: ModelRequest) -> dict[str, Any]:
     turns: list[Any] = request.input["turns"]  # type: ignore[index, call-overload, assignment]
     if request.turn_index < len(turns):
@@ -173,6 +187,6 @@ def model(request: ModelRequest) -> dict[str, Any]:
 agent = Agent(
     name="effects",
     model=model,
-    tools=(read, put, send, wire, haste, peek, glance, dart, blind),
+    tools=(read, put, send, wire, haste, peek, glance, dart, blind, vague),
     limits=Limits(max_turns=20, max_repeats=None),  # tests repeat calls on purpose
 )
