@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import AsyncIterator
 from decimal import Decimal
 from pathlib import Path
@@ -37,13 +38,14 @@ from perdure.store.states import Status
 from .fakes import ManualClock, accepted, claim, created, give_lease, loader, new_run
 from .limit_kit import Play, turn
 from .limit_kit import call as call_of
+from .store_kit import KINDS, Clock, open_kind
 
 PRICED = "anthropic:claude-3-5-haiku-latest"
 
 
-@pytest.fixture(params=["memory", "sql"])
+@pytest.fixture(params=KINDS)
 async def log(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[EventLog]:
-    log = MemoryLog() if request.param == "memory" else await open_log(tmp_path / "runs.db")
+    log = await open_kind(request.param, tmp_path, Clock())
     yield log
     await log.close()
 
@@ -123,7 +125,7 @@ async def test_what_does_not_fit_is_refused_with_the_budget_and_leaves_nothing(l
     await accepted(log, Append("r1", 1, 2, call()))
     (refused,) = await log.commit([Append("r2", second, 2, call())])
     assert isinstance(refused, Refused) and refused.reason == "budget"
-    assert refused.budget == Budget("b", Cap(15), held=SMALL)
+    assert refused.budget == Budget("b", Cap(15), held=SMALL) == pickle.loads(pickle.dumps(refused)).budget
     assert (await only(log)).held == SMALL and len(await log.read("r2")) == 2
     await log.cap_budget("b", {"tokens": 20})
     await accepted(log, Append("r2", second, 2, call()))
@@ -134,6 +136,14 @@ async def test_two_calls_of_one_group_do_not_both_get_the_last_of_a_budget(log: 
     epochs = [await a_run(log, f"r{n}", Cap(15)) for n in range(3)]
     verdicts = await log.commit([Append(f"r{n}", epochs[n], 2, call()) for n in range(3)])
     assert [isinstance(verdict, Accepted) for verdict in verdicts] == [True, False, False]
+
+
+async def test_transactions_at_once_do_not_pass_the_cap(log: EventLog) -> None:
+    epochs = [await a_run(log, f"r{n}", Cap(45)) for n in range(9)]
+    asked = (log.commit([Append(f"r{n}", epochs[n], 2, call())]) for n in range(9))
+    verdicts = [verdict for (verdict,) in await asyncio.gather(*asked)]
+    assert sum(isinstance(verdict, Accepted) for verdict in verdicts) == 4
+    assert (await only(log)).held.tokens == 40
 
 
 async def test_a_call_without_a_price_gets_nothing_of_a_budget_in_dollars(log: EventLog) -> None:
