@@ -32,7 +32,7 @@ from .loading import loaded
 from .results import Keep, NoJsonForm, error_text, keep_all, plain_error, recorded, throw_away, valid_text
 from .servers import RemoteTool
 from .stopping import GRACE_S as GRACE_S
-from .stopping import Stoppable, TimedOut, served, stopped_by
+from .stopping import Again, Stoppable, TimedOut, served, stopped_by
 from .tools import Cancelled, EffectUnknown, Misfitting, Settled, Tool, ToolContext
 
 ITEMS_MAX = 10_000
@@ -262,7 +262,7 @@ def _run(work: Work, call: Callable[[], Any], keep: Keep = throw_away) -> Outcom
     finally:
         if os.getpid() != pid:  # or it would go on as its parent does, and answer over its parent's connections
             os._exit(0)
-        _spoilt.update(set(threading.enumerate()) - threads)
+        _spoilt.update(each for each in threading.enumerate() if each not in threads and not isinstance(each, Again))
 
 
 def _recorded(value: Any, keep: Keep) -> str:

@@ -30,6 +30,10 @@ GRACE_S = 5.0
 AGAIN_S = 0.005
 
 
+class Again(threading.Timer):
+    """Gives a lost signal once more; a thread that no handler has left."""
+
+
 class Stopped(KeyboardInterrupt):
     """Interrupts a plain handler that is to stop."""
 
@@ -89,7 +93,7 @@ class Stoppable:
     def is_told_again(self) -> None:
         """The exception was raised where Python drops every exception. It is raised once more, a little later."""
         self._lost = True
-        threading.Timer(AGAIN_S, os.kill, (os.getpid(), SIGNAL)).start()
+        Again(AGAIN_S, os.kill, (os.getpid(), SIGNAL)).start()
 
 
 serving: Stoppable | None = None

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from perdure.actors.attempt import Outcome, Work, perform
-from perdure.actors.children import MARK
+from perdure.actors.children import MARK, forked
 from perdure.actors.kernel import left_result, prove_dead
 from perdure.store.events import AgentRef, ToolCallStarted
 
@@ -250,10 +250,13 @@ def test_the_kernel_ends_an_attempt_that_nothing_else_can_end(how: str) -> None:
     assert prove_dead(lock, timeout_s=0)
 
 
-def test_a_process_in_which_a_handler_left_a_thread_serves_no_further_attempt() -> None:
+def test_a_process_in_which_a_handler_left_a_thread_serves_no_further_attempt(tmp_path: Path) -> None:
     returned, answers = process(work("leaves_a_thread"), work("plain", x=1))
     assert returned == 0 and len(answers) == 1
-    assert value(Outcome.model_validate_json(answers[0])) == "left one"
+    outcome = Outcome.model_validate_json(answers[0])
+    assert json.loads(outcome.content) == "left one"
+    (forks,) = tmp_path.glob(f"*/{STORE}/*.forks")
+    assert outcome.left and [pid for pid, _ in forked(forks)] == [outcome.pid], "it is ended with its run"
 
 
 def test_a_process_without_a_left_thread_serves_many() -> None:
