@@ -144,7 +144,7 @@ def check_projection(events: Sequence[Stored], row: RunRow, calls: Iterable[Call
     """The log has no gap, folds, and at every prefix says the same as the projections; the last equals the rows."""
     assert [stored.seq for stored in events] == list(range(1, len(events) + 1)), "the log has a gap"
     assert len({stored.event.event_id for stored in events}) == len(events), "an event is in the log twice"
-    fields = ("run_id", "agent", "digest", "batch", "sample", "priority", "created_at")
+    fields = ("run_id", "agent", "digest", "batch", "sample", "priority", "created_at", "budget")
     empty = RunRow(
         **{name: getattr(row, name) for name in fields},
         status=Status.QUEUED,

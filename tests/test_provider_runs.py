@@ -55,12 +55,13 @@ class Asking(Office):
         settings = {"max_tokens": 256}
         self.agent = Agent(name="a", model=MODELS[kind], tools=(NOTE,), base_url=url, model_settings=settings)
         self.limits = limits
+        self.budget: str | None = None
         self.new_journal()
 
     async def start(self) -> asyncio.Task[Any]:
         if await self.log.run(RUN) is None:
             snapshot = self.agent.snapshot(limits=self.limits)
-            await new_run(self.log, created(config=snapshot))
+            await new_run(self.log, created(config=snapshot, budget=self.budget))
         return await super().start()
 
     async def end(self) -> Any:
@@ -189,6 +190,19 @@ async def test_a_cancel_closes_the_connection_and_keeps_the_text_with_its_cost(k
     assert lost.estimated and lost.usage.output_tokens >= 1 and lost.usage.input_tokens > 0
     assert kind == "openai" or lost.usage.input_tokens == 70, "Anthropic tells at the start what the prompt takes"
     assert (await case.row()).usage == lost.usage
+
+
+async def test_a_stream_that_breaks_off_is_charged_to_the_shared_budget_and_asked_again_in_it() -> None:
+    broken = Says([Text("Half an answ")], tokens=(70, 0, 0, 9), cut_after=4)
+    async with Wire(broken, broken, Says([Text("A whole one.")], tokens=(70, 0, 0, 3))) as wire:
+        case = Asking("anthropic", wire)
+        case.budget = "b"
+        await case.log.cap_budget("b", {"tokens": 100_000, "cost": None})
+        assert (await case.end()).output == "A whole one."
+    (budget,) = await case.log.budgets()
+    lost = [event.usage for event in await case.events(AssistantInterrupted)]
+    assert len(lost) == 2 and budget.held.tokens == 0
+    assert budget.spent.tokens >= 73 + sum(usage.input_tokens + usage.output_tokens for usage in lost)
 
 
 async def test_streams_that_break_off_for_ever_end_the_run_resumably() -> None:
