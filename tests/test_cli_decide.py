@@ -219,7 +219,8 @@ def test_a_supervisor_is_nudged_after_a_decision_is_durable(db: Path, monkeypatc
 
 def test_cancelling_a_waiting_run_closes_it(db: Path) -> None:
     said = perdure("cancel", "gate1111", "-m", "wrong order", "--db", db).stdout
-    assert said == "run gate1111: cancelled\n  c1 refund: never started\n"
+    told = "  c1 refund: never started\n  processes: none, no tool call of it has begun\n"
+    assert said == f"run gate1111: cancelled\n{told}"
     assert "the run is cancelled" in unchanged(db, "approve", "gate1111", "c1")
 
 
