@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic_ai.messages import BinaryContent, FilePart, ModelResponse, TextPart
 from pydantic_ai.models.test import TestModel
 
 from perdure.actors.model import ModelError, Stream, check_model
+from perdure.actors.providers import translate
 from perdure.actors.providers.provider import Provider
 from perdure.store.errors import UsageError
 from perdure.store.events import Usage, canonical
@@ -199,6 +201,20 @@ async def test_images_of_tools_are_sent_as_images(kind: str) -> None:
     assert (
         sent.count("iVBORw0=") == 3 and sent.count("image/png") == 3 and "Two:" in sent and "BinaryContent" not in sent
     )
+
+
+def test_an_image_of_a_model_is_named_in_the_text_and_kept_as_it_is() -> None:
+    picture = FilePart(BinaryContent(b"\x89PNG\xff", media_type="image/png"), id="i", provider_name="google")
+    reply = translate.reply(ModelResponse(parts=[TextPart("Here: "), picture], finish_reason="stop"), None)
+    assert reply.text == "Here: [image/png, 5 bytes]"
+    kept = reply.model_copy(update={"native": json.loads(json.dumps(reply.native))})
+    (_, back, _) = translate.conversation(request([HELLO, *said(kept), HELLO]))
+    (_, shown) = back.parts
+    assert isinstance(shown, FilePart) and (shown.content.data, shown.content.media_type) == (
+        b"\x89PNG\xff",
+        "image/png",
+    )
+    assert (shown.id, shown.provider_name) == ("i", "google")
 
 
 @ALL
