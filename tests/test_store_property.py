@@ -19,6 +19,7 @@ from perdure.store.events import (
     Decision,
     Effect,
     Event,
+    ProcessesChecked,
     Raised,
     RunCancelled,
     RunCompleted,
@@ -34,6 +35,7 @@ from perdure.store.log import (
     Answer,
     Append,
     Cancel,
+    Check,
     Claim,
     Command,
     Create,
@@ -150,8 +152,9 @@ def commands(draw: st.DrawFn) -> tuple[Command, int]:
         replace(decides(draw(DECISIONS), call), run_id=run),
         replace(settles(draw(SETTLEMENTS), call, attempt=attempt, content="1"), run_id=run),
         Expire(run, draw(LEASES)),
+        Check(run, ProcessesChecked(asked=1, machines=())),
     ]
-    weights = [0, 1, 1, 2, 3, 3, 3, 4, 4, 5, 6, 6, 7, 7, 7, 8, 8, 9, 10, 11, 11, 12, 13, 13, 13, 14, 14, 14, 15, 15]
+    weights = [0, 1, 1, 2, 3, 3, 3, 4, 4, 5, 6, 6, 7, 7, 7, 8, 8, 9, 10, 11, 11, 12, 13, 13, 13, 14, 14, 14, 15, 15, 16]
     return choices[draw(st.sampled_from(weights))], off
 
 
@@ -276,7 +279,10 @@ def check_waiting(row: RunRow, open_calls: Sequence[CallRow]) -> None:
         assert not row.cancel, "a cancelled run that nobody drives has to end"
         assert all(call.gate != "expired" for call in waiting), "a question that has expired ends what only waits"
     due = [call.due_at for call in open_calls if call.due_at is not None]
-    assert row.due_at == (min(due, default=None) if alive and not row.cancel else None)
+    if row.status is Status.CANCELLED:
+        assert row.due_at is None or (row.turns and not due), "its processes are to be looked for"
+    else:
+        assert row.due_at == (min(due, default=None) if alive and not row.cancel else None)
     assert all(call.due_at is None or call.gate == "asked" for call in open_calls)
     assert all((call.attempt == 0) <= (call.gate != "") for call in open_calls), "without a gate there is an attempt"
     assert all(call.attempt == 0 for call in open_calls if call.gate in ("due", "asked", "expired"))
