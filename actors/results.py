@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from ..store.events import canonical
+from ..store.secrets import masked
 from .values import Image, NoJsonForm, encoded, json_form, valid_text
 
 __all__ = ["NoJsonForm", "Recorded", "error_text", "plain_error", "recorded", "valid_text"]
@@ -42,7 +43,7 @@ class Recorded(NamedTuple):
 
 
 def recorded(value: Any) -> Recorded:
-    """A handler's value as it is recorded. Raises NoJsonForm."""
+    """A handler's value as it is recorded, without secrets: those would be cut in two. Raises NoJsonForm."""
     album = _Album(IMAGES_MAX)
     form = json_form(value, album.shown)
     whole: str = form if isinstance(form, str) and len(form) > RESULT_MAX else _text(value, form)
@@ -106,8 +107,8 @@ def error_text(error: BaseException) -> str:
     return canonical(
         {
             "error": type(error).__name__,
-            "message": _cut(valid_text(message), MESSAGE_MAX, MESSAGE_MAX // 4, "they are not kept"),
-            "traceback": valid_text("".join(lines))[-4000:],
+            "message": _cut(masked(valid_text(message)), MESSAGE_MAX, MESSAGE_MAX // 4, "they are not kept"),
+            "traceback": masked(valid_text("".join(lines)))[-4000:],
         }
     )
 

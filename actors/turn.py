@@ -9,10 +9,12 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 from pydantic import JsonValue, ValidationError
 
 from ..store.events import AssistantMessage, Event, ResultSource, ToolCallRequested, ToolResult, canonical
+from ..store.secrets import masked
 from .agent import Agent
 from .approvals import denial, question, ruled
 from .arguments import read
@@ -24,6 +26,12 @@ from .tools import ApprovalAsk, Misfitting, Tool
 
 Judge = Callable[[Sequence[Wanted]], Sequence[Refused | None]]
 """What the guards of a run say to the calls of a turn."""
+
+
+SECRET: Final = (
+    "the arguments hold a key or another secret, which is recorded nowhere, so the call was not made; a tool takes its "
+    "keys from its environment"
+)
 
 
 def unguarded(calls: Sequence[Wanted]) -> Sequence[Refused | None]:
@@ -105,14 +113,17 @@ def asked_again(calls: Iterable[Call], agent: Agent) -> list[Event]:
 
 def checked_arguments(use: ToolUse, agent: Agent) -> tuple[str, Tool | str]:
     """The call's arguments as canonical JSON text, and what `fitting` says of them."""
+    problem = ""
     if use.raw is not None:
         text, problem = read(use.raw, use.cut)
-        return text, problem if problem and agent.tool(use.name) else fitting(use.name, text, agent)
-    try:
-        text = valid_text(canonical(use.arguments))
-    except (ValueError, RecursionError) as error:
-        return "{}", plain_error("InvalidArguments", f"the arguments are not JSON: {error}")
-    return text, fitting(use.name, text, agent)
+    else:
+        try:
+            text = valid_text(canonical(use.arguments))
+        except (ValueError, RecursionError) as error:
+            return "{}", plain_error("InvalidArguments", f"the arguments are not JSON: {error}")
+    if (shown := masked(text, as_json=True)) != text:
+        return shown, plain_error("SecretInArguments", SECRET)
+    return text, problem if problem and agent.tool(use.name) else fitting(use.name, text, agent)
 
 
 def fitting(name: str, arguments: str, agent: Agent) -> Tool | str:

@@ -13,8 +13,9 @@
 | numpy's scalars and arrays | as what they hold |
 | Image | {"type": "image", "media_type": ..., "data": base64} |
 
-In a text, a lone surrogate becomes its escape. What contains itself, and what lies deeper than DEPTH_MAX, is replaced
-by a note. A type without a rule, and an iterator such as an open file, has no form: never its repr.
+In a text, secrets are masked and a lone surrogate becomes its escape. What contains itself, and what lies deeper than
+DEPTH_MAX, is replaced by a note. A type without a rule, and an iterator such as an open file, has no form: never its
+repr.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any, Final
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from ..store.events import canonical
+from ..store.secrets import masked
 
 DEPTH_MAX: Final = 100
 """Levels of a value that are recorded."""
@@ -79,7 +81,7 @@ class _Walk:
             case Enum():
                 return self.form(value.value, depth)
             case str():
-                return valid_text(value)
+                return masked(valid_text(value))
             case int():
                 return int(value)
             case float():

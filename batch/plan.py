@@ -23,6 +23,7 @@ from ..store.errors import UsageError
 from ..store.events import RunCreated, canonical
 from ..store.log import Create
 from ..store.rows import RunRow
+from ..store.secrets import masked_value
 from ..store.sql import SqlLog
 from ..store.states import TERMINAL, Status
 from .dataset import Dataset, Sample
@@ -137,7 +138,7 @@ def _check_same(batch: Batch, model: JsonValue, sample: Sample, event: RunCreate
     for what, before, now in (
         ("agent", event.agent.ref, batch.loaded.ref.ref),
         ("model", event.config.get("model"), model),
-        ("input", canonical(event.input), canonical(sample.input)),
+        ("input", canonical(event.input), canonical(masked_value(sample.input))),
     ):
         if before != now:
             told = "" if what == "input" else f" ({before}, now {now})"

@@ -73,8 +73,8 @@ class Perdure(common.Peer):  # type: ignore[misc]
         self.runtime = Runtime(f"{self.a.workdir}/runs.db", actors=actors, concurrency=max(self.a.concurrency, actors))
         await self.runtime.__aenter__()
         self.loaded = check_agent(AGENT)
-        await self.runtime.warm(self.loaded, actors)
-        while (await self.runtime.status())["warm"] < actors:  # noqa: ASYNC110 - of another process
+        await self.runtime.warm(self.loaded, actors + 1)  # with the spare one
+        while (await self.runtime.status())["warm"] < actors + 1:  # noqa: ASYNC110 - of another process
             await asyncio.sleep(0.1)
 
     def request(self, run_id: str) -> Request:

@@ -13,6 +13,7 @@ import click
 
 from ..store.errors import NotFound, PerdureError, UsageError
 from ..store.log import Refused
+from ..store.secrets import masked
 from ..store.states import Status
 from .text import line
 
@@ -47,7 +48,7 @@ def exit_of(statuses: Iterable[Status]) -> Exit:
 
 def say_error(error: PerdureError) -> None:
     """Say an error on one line."""
-    click.echo(f"perdure: {line(error.message, cut=None)}", err=True)
+    click.echo(f"perdure: {masked(line(error.message, cut=None))}", err=True)
 
 
 def report(error: PerdureError) -> int:

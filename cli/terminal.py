@@ -1,7 +1,8 @@
 """Where a command writes: results on `out`, everything about them on `err`.
 
 Ray and its processes write to the standard streams whatever they are told. While a cluster is up the streams are
-therefore led away at the level of file descriptors, and only a Terminal knows the real ones.
+therefore led away at the level of file descriptors, and only a Terminal knows the real ones. Secrets are masked, and
+control characters but line ends and tabs spelled out.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
+from ..store.secrets import masked
+from .text import safe
+
 
 class Terminal:
     """The two streams of a command. Writing to a closed pipe raises BrokenPipeError."""
@@ -21,13 +25,13 @@ class Terminal:
 
     def put(self, text: str) -> None:
         """A line of the result."""
-        self.out.write(text + "\n")
+        self.out.write(masked(safe(text)) + "\n")
         self.out.flush()
 
     def say(self, text: str) -> None:
         """A line about the work; nothing happens where nobody can read it."""
         with contextlib.suppress(OSError, ValueError):
-            self.err.write(text + "\n")
+            self.err.write(masked(safe(text)) + "\n")
             self.err.flush()
 
     @contextlib.contextmanager

@@ -22,6 +22,7 @@ from ..store.errors import NotFound, UsageError
 from ..store.events import ApprovalDecided, Decision, Settlement, ToolCallSettled, canonical
 from ..store.log import Decide, EventLog, Reason, Refused, Settle
 from ..store.rows import CallRow, RunRow
+from ..store.secrets import masked
 from ..store.states import Status
 from .questions import Kind, Question, kind_of, questions
 
@@ -214,6 +215,8 @@ def _edited(question: Question, arguments: Mapping[str, JsonValue]) -> str | Non
     if not isinstance(arguments, Mapping):
         raise UsageError("arguments are a JSON object: names and values")
     text = _canonical(dict(arguments), "the arguments")
+    if masked(text, as_json=True) != text:
+        raise UsageError("these arguments hold a key or another secret, which cannot be kept; nothing was recorded")
     if wrong := violation(question.arguments_schema or {}, json.loads(text)):
         raise UsageError(f"these arguments do not suit tool {question.tool}: {wrong}; nothing was recorded")
     return None if text == question.arguments else text

@@ -14,6 +14,7 @@ from .events import Stored
 from .log import Command, Verdict
 from .rows import CallRow, Clock, Lease, RunRow
 from .rules import Book, Key
+from .secrets import masked_command
 from .states import Status
 
 SUPERVISOR = "supervisor"
@@ -35,7 +36,7 @@ class MemoryLog:
         holder = self._leases.get(SUPERVISOR)
         book = Book(self._runs, self._calls, holder.nonce if holder else None, self._clock(), self._budgets)
         verdicts = []
-        for command in commands:
+        for command in map(masked_command, commands):
             wanted = book.tail_wanted(command)
             tail = self._after(*wanted) if wanted else []
             verdicts.append(book.judge(command, tail))

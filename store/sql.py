@@ -56,6 +56,7 @@ from .schema import (
     run_row,
     runs,
 )
+from .secrets import masked_command
 from .statements import Statements, insert_for
 from .states import Status
 
@@ -124,7 +125,7 @@ class SqlLog:
     # -- writing ------------------------------------------------------------------------------------------
 
     async def commit(self, commands: Sequence[Command]) -> list[Verdict]:
-        return await self._apart(self._commit(list(commands))) if commands else []
+        return await self._apart(self._commit([*map(masked_command, commands)])) if commands else []
 
     async def _commit(self, commands: list[Command]) -> list[Verdict]:
         def work(connection: Connection) -> list[Verdict]:

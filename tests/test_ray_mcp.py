@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import time
 from collections.abc import AsyncIterator
@@ -25,15 +26,18 @@ from .ray_kit import Bench, kill, quick, until
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="module")]
 AGENT = f"{Path(__file__).parent / 'agents' / 'mcp_agent.py'}:agent"
 SOON_S = 12.0
+KEY = "the key of a shop, 123"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def bench(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
     folder: Path = tmp_path_factory.mktemp("mcp")
+    os.environ["SHOP_API_KEY"] = KEY
     async with quick(Runtime(folder / "runs.db", actors=2, concurrency=12)) as runtime:
         bench = Bench(runtime, folder)
         bench.loaded = check_agent(AGENT)
         yield bench
+    del os.environ["SHOP_API_KEY"]
 
 
 class Call:
@@ -124,3 +128,11 @@ async def test_what_is_too_large_for_the_log_is_kept_beside_it(bench: Bench) -> 
     (digest,) = set(re.findall("[0-9a-f]{64}", said))
     whole = b"".join([part async for part in blob_parts(bench.runtime.log, digest)])
     assert whole == b"begin" + b"x" * 2_000_000 + b"end" and len(said) < 70_000
+
+
+async def test_a_key_of_the_environment_is_nowhere_in_the_store(bench: Bench) -> None:
+    told, asked = await start(bench, "plain__look", "leak"), await start(bench, "plain__look", KEY)
+    assert await told.status() == await asked.status() == "completed"
+    assert (await told.result()).content == '"[masked: SHOP_API_KEY]"'
+    assert (await asked.result()).content == '"look [masked: SHOP_API_KEY]"', "its input had it masked"
+    assert not [path for path in bench.folder.glob("runs.db*") if KEY.encode() in path.read_bytes()]

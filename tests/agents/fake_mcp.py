@@ -68,6 +68,8 @@ def act(name: str, arguments: dict[str, Any], meta: dict[str, Any]) -> dict[str,
             return text("begin" + "x" * 2_000_000 + "end")
         case "key":
             return text(meta["perdure/idempotencyKey"])
+        case "leak":
+            return text(os.environ["SHOP_API_KEY"])
         case "env":
             return text(" ".join(sorted(os.environ)))
         case "junk":

@@ -15,6 +15,8 @@ LOCK = os.environ.get("FAKE_MCP_LOCK", str(Path(tempfile.gettempdir(), f"fake-mc
 
 URL = os.environ.get("FAKE_MCP_URL", "http://127.0.0.1:9/mcp")
 
+KEYS = {"SHOP_API_KEY": os.environ.get("SHOP_API_KEY", "")}
+
 
 def fake(name: str, mode: str, *more: str, **options: Any) -> MCPServer:
     times = {"timeout_s": 2.0, "start_timeout_s": 0.7} | options
@@ -27,7 +29,7 @@ def model(request: ModelRequest) -> dict[str, Any]:
 
 
 servers = [
-    fake("plain", "plain", timeout_s=30.0, start_timeout_s=10.0, attempts_max=2, num_cpus=0.1),
+    fake("plain", "plain", timeout_s=30.0, start_timeout_s=10.0, attempts_max=2, num_cpus=0.1, env=KEYS),
     fake("brief", "plain", start_timeout_s=1.5),
     fake("banner", "banner", timeout_s=30.0, start_timeout_s=10.0),
     fake("mute", "mute"),

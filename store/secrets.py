@@ -1,0 +1,163 @@
+"""Secrets, and how they are kept out of the log: every command is masked before it is judged.
+
+Secret are the values of environment variables whose names say so, or that PERDURE_SECRETS names with commas; and what
+has the shape of a well-known kind of key. What the log holds, live state holds too, so nothing is masked later.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from pydantic import JsonValue
+
+from .events import AssistantDelta, AssistantMessage, Event
+from .log import Append, Command, Settle
+
+CONFIGURED: Final = "PERDURE_SECRETS"
+"""The variable that names others whose values are secret, separated by commas."""
+LENGTH_MIN: Final = 12
+"""A shorter value of a variable that is named like a secret is taken for none."""
+CONFIGURED_MIN: Final = 4
+"""A shorter value of a variable that is configured cannot be told from other text."""
+SHAPE_MIN: Final = 16
+"""Characters of the shortest text that may hold a key by its shape."""
+
+_NAMED = re.compile(
+    r"(^|_)(API_?KEY|ACCESS_KEY|PRIVATE_KEY|SECRET|SECRET_KEY|TOKEN|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE
+)
+_HINTS: Final = {
+    "_": ("k_live_", "k_test_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "hf_", "gsk_", "npm_"),
+    "-": ("sk-", "glpat-", "xox", "PRIVATE KEY"),
+    "A": ("AKIA", "ASIA", "AIza"),
+    "J": ("eyJ",),
+    "B": ("Bearer ",),
+}
+"""Each text in which a shape is holds one of these characters, and with it one of these words: quicker to be found."""
+_SHAPES = re.compile(
+    r"\bsk-(?=[\w-]*\d)[A-Za-z0-9_-]{20,}"
+    r"|\b[sr]k_(?:live|test)_[A-Za-z0-9]{16,}"
+    r"|(?<![A-Za-z0-9+/])A[KS]IA[0-9A-Z]{16}(?![A-Za-z0-9+/=])"
+    r"|\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_[A-Za-z0-9_]{22,}|\bglpat-[A-Za-z0-9_-]{20,}"
+    r"|\bxox[abeoprs]-[A-Za-z0-9-]{10,}"
+    r"|(?<![A-Za-z0-9+/])AIza[0-9A-Za-z_-]{35}"
+    r"|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}"
+    r"|\bhf_[A-Za-z0-9]{30,}|\bgsk_[A-Za-z0-9]{30,}|\bnpm_[A-Za-z0-9]{36}"
+    r"|(?<=Bearer )[A-Za-z0-9._~+/=-]{20,}"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[^\"]*?(?:-----END [A-Z ]*PRIVATE KEY-----|(?=\\?\")|\Z)"
+)
+
+_FOREIGN: Final[dict[str, tuple[str, ...]]] = {
+    "run_created": ("input", "metadata", "correlation_id", "sample"),
+    "notice_injected": ("text",),
+    "assistant_delta": ("text",),
+    "assistant_message": ("text", "native"),
+    "tool_call_requested": ("name", "provider_id", "arguments"),
+    "tool_call_retried": ("reason",),
+    "tool_call_probed": ("why",),
+    "tool_call_unsettled": ("why",),
+    "tool_call_settled": ("reason",),
+    "approval_requested": ("arguments", "reason"),
+    "approval_decided": ("arguments", "reason"),
+    "tool_result": ("content",),
+    "tool_evidence": ("content", "why"),
+    "cancel_requested": ("reason",),
+    "run_completed": ("output",),
+    "run_failed": ("message",),
+    "run_cancelled": ("reason",),
+    "run_timed_out": ("reason",),
+}
+"""What of an event people, models, tools and their errors have said."""
+_JSON_TEXT: Final = frozenset({"arguments", "content"})
+"""Of these, what is JSON text."""
+
+
+def secret_values(environment: Mapping[str, str]) -> dict[str, str]:
+    """The secrets of an environment, by the names of their variables."""
+    configured = {name.strip() for name in environment.get(CONFIGURED, "").split(",")} - {""}
+    return {
+        name: value
+        for name, value in environment.items()
+        if (name in configured and len(value) >= CONFIGURED_MIN)
+        or (_NAMED.search(name) and len(value) >= LENGTH_MIN and name != CONFIGURED)
+    }
+
+
+@functools.cache
+def _own() -> dict[bool, tuple[tuple[str, str], ...]]:
+    """The secrets of this process, each with what stands for it, the longest first; as text, and as JSON text."""
+    found = sorted(secret_values(os.environ).items(), key=lambda each: -len(each[1]))
+    plain = tuple((value, f"[masked: {name}]") for name, value in found)
+    return {False: plain, True: tuple((json.dumps(v, ensure_ascii=False)[1:-1], mark) for v, mark in plain)}
+
+
+def masked(text: str, as_json: bool = False) -> str:
+    """A text without secrets; `as_json`: it is JSON text, and stays that."""
+    for value, mark in _own()[as_json]:
+        if value in text:
+            text = text.replace(value, mark)
+    if len(text) < SHAPE_MIN:
+        return text
+    for sign, words in _HINTS.items():  # loops, since this is on the path of every event
+        if sign in text:
+            for word in words:
+                if word in text:
+                    return _SHAPES.sub("[masked: a key]", text)
+    return text
+
+
+def starred(text: str) -> str:
+    """A text whose secrets are stars, as many as they are long: for a piece of a text whose place is counted."""
+    for value, _ in _own()[False]:
+        text = text.replace(value, "*" * len(value))
+    return _SHAPES.sub(lambda match: "*" * len(match[0]), text)
+
+
+def masked_value(value: JsonValue) -> JsonValue:
+    """A JSON value without secrets, in its keys too; the very same one if it has none."""
+    if isinstance(value, str):
+        return masked(value)
+    if isinstance(value, list):
+        items = [masked_value(item) for item in value]
+        return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
+    if isinstance(value, dict):
+        fields = {masked(key): masked_value(item) for key, item in value.items()}
+        return value if all(fields.get(key) is item for key, item in value.items()) else fields
+    return value
+
+
+def masked_event(event: Event) -> Event:
+    """An event without secrets; the very same one if it has none. A model's own form of its answer is left out if it
+    holds one: what is changed in it, its provider would refuse."""
+    changes: dict[str, Any] = {}
+    for name in _FOREIGN.get(event.type, ()):
+        value = getattr(event, name)
+        if isinstance(value, str):
+            text = starred(value) if isinstance(event, AssistantDelta) else masked(value, name in _JSON_TEXT)
+            if text != value:
+                changes[name] = text
+        elif value is not None and (other := masked_value(value)) is not value:
+            changes[name] = other
+    if isinstance(event, AssistantMessage) and "native" in changes:
+        changes["native"] = None
+    return event.model_copy(update=changes) if changes else event
+
+
+def masked_command(command: Command) -> Command:
+    """A command whose events and content are without secrets; the very same one if they are."""
+    if isinstance(command, Append):
+        events = tuple(masked_event(event) for event in command.events)
+        same = all(a is b for a, b in zip(events, command.events, strict=True))
+        return command if same else replace(command, events=events)
+    event = getattr(command, "event", None)
+    changes: dict[str, Any] = {}
+    if event is not None and (other := masked_event(event)) is not event:
+        changes["event"] = other
+    if isinstance(command, Settle) and (content := masked(command.content, True)) != command.content:
+        changes["content"] = content
+    return replace(command, **changes) if changes else command
