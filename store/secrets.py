@@ -59,7 +59,7 @@ _FOREIGN: Final[dict[str, tuple[str, ...]]] = {
     "assistant_message": ("text", "native"),
     "tool_call_requested": ("name", "provider_id", "arguments"),
     "tool_call_retried": ("reason",),
-    "tool_call_probed": ("why",),
+    "tool_call_probed": ("end", "why"),
     "tool_call_unsettled": ("why",),
     "tool_call_settled": ("reason",),
     "approval_requested": ("arguments", "reason"),

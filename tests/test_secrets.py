@@ -109,6 +109,7 @@ OURS = """
     event_id v type turn_index tool_call_id attempt usage is_error source node pid agent config batch priority epoch
     owner charged was digest tools raised effect stop_reason idempotency_key nonce boot_id pid_started lock hold_s
     arguments_schema timeout_s default question decision by outcome took_s code phase limits offset complete estimated
+    budget cost prompt_tokens output_tokens ran_s answer fate gone machines asked
 """
 """Fields of events that hold nothing but words and numbers of our own."""
 
