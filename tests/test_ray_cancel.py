@@ -134,8 +134,9 @@ async def test_around_its_completion_the_answer_to_the_canceller_and_the_final_s
         offsets = [dice.uniform(-0.05, 0.05) for _ in times]
         await asyncio.gather(*(one(run, now + s, o) for run, s, o in zip(runs, times, offsets, strict=True)))
     assert sum(ended.values()) == 200
-    assert set(ended) == {"ended, completed", "cancelling, cancelled"}, ended
-    assert min(ended.values()) >= 5, f"it was not around the completion: {ended}"
+    around = "ended, completed", "cancelling, cancelled"
+    assert set(ended) <= {*around, "cancelled, cancelled"}, ended  # the last: it was not claimed yet
+    assert min(ended[each] for each in around) >= 5, f"it was not around the completion: {ended}"
 
 
 async def test_what_is_queued_behind_a_full_supervisor_never_starts(floor: Floor) -> None:
