@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from perdure import Agent, MCPServer, UsageError
+from perdure.actors import mcp_client
 from perdure.actors.attempt import Outcome, Work, perform
 from perdure.actors.children import MARK, adopt_orphans
 from perdure.actors.model import ToolUse
@@ -171,7 +172,7 @@ def test_a_server_over_http_answers_hangs_and_dies(over_http: AgentRef, tmp_path
     assert "there is no order 17" in failure(call("remote", "act", agent=over_http, do="fail"))["message"]
     began = time.monotonic()
     hung = call("remote", "act", "non_idempotent", agent=over_http, do="hang", dir=str(tmp_path))
-    assert hung.kind == "timeout" and (tmp_path / "hangs").exists() and time.monotonic() - began < 5
+    assert hung.kind == "timeout" and (tmp_path / "hangs").exists() and time.monotonic() - began < 8
     dead = call("remote", "act", "non_idempotent", agent=over_http, do="die", dir=str(tmp_path))
     assert dead.kind == "exited" and "lost before it answered" in failure(dead)["message"]
     gone = call("remote", "act", "non_idempotent", agent=over_http)
@@ -255,8 +256,6 @@ LISTING = {"name": "pay", "description": "", "schema": {"type": "object"}, "hint
 def test_tools_that_no_provider_could_be_told_of_are_refused(
     listing: Any, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from perdure.actors import mcp_client
-
     monkeypatch.setattr(mcp_client, "list_tools", lambda server: listing)
     with pytest.raises(UsageError, match=text):
         MCPServer(f"shop-{len(text)}", command=["x"]).listed()

@@ -36,9 +36,7 @@ servers = [
     fake("crash", "crash"),
     fake("deaf", "deaf", LOCK, start_timeout_s=1.5),
     MCPServer("absent", command=["/nowhere/at/all"]),
-    MCPServer(
-        "remote", url=os.environ.get("FAKE_MCP_URL", "http://127.0.0.1:9/mcp"), timeout_s=1.5, start_timeout_s=1.2
-    ),
+    MCPServer("remote", url=os.environ.get("FAKE_MCP_URL", "http://127.0.0.1:9/mcp"), timeout_s=3, start_timeout_s=2.5),
 ]
 odd = Agent(name="odd", model=model, tools=tuple(servers))
 agent = Agent(name="mcp", model=model, tools=tuple(servers[:2]), limits=Limits(max_turns=20))
