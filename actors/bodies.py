@@ -27,7 +27,7 @@ from .loading import loaded
 from .ray_tasks import JOURNAL, RayTasks, bind_process, journal_handle
 from .requests import Ended, Nudge, Settings, Start, store_of
 from .run import Owner
-from .wire import Method, Wire, listen, socket_path
+from .wire import Method, Wire, exchanges, listen, socket_path
 
 log = logging.getLogger(__name__)
 CONCURRENCY = 100_000
@@ -97,7 +97,12 @@ class JournalActor:
             return await serve(journal, payload)
 
         desk = Desk(answer)
-        methods: dict[str, Method] = {"exchange": desk.exchange, "begin": self.begin, "commit": journal.commit}
+        methods: dict[str, Method] = {
+            "exchange": desk.exchange,
+            "begin": self.begin,
+            "keep": journal.keep,
+            "commit": journal.commit,
+        }
         self._door = await listen(socket_path(name, JOURNAL), methods)
         return journal, desk
 
@@ -152,13 +157,7 @@ class JournalActor:
 def journal_courier(namespace: str) -> Courier:
     """A courier to the journal of a namespace, wherever and whenever that runs."""
     wire = Wire(socket_path(store_of(namespace), JOURNAL))
-
-    async def call(name: str, incarnation: str | None, requests: list[Numbered], done: list[int]) -> Reply:
-        remote = journal_handle(namespace).exchange.remote
-        reply: Reply = await wire.call_or(remote, "exchange", name, incarnation, requests, done)
-        return reply
-
-    return Courier(call)
+    return Courier(exchanges(wire, lambda: journal_handle(namespace)))
 
 
 class RunActor:

@@ -26,13 +26,18 @@ def door_path(name: str) -> Path:
     return Path(tempfile.gettempdir()) / f"perdure-{os.getuid()}" / name / NAME
 
 
+def sweep_socket(path: Path, kind: socket.SocketKind) -> None:
+    """Delete the socket of a process that is gone."""
+    with socket.socket(socket.AF_UNIX, kind) as caller, contextlib.suppress(FileNotFoundError):
+        try:
+            caller.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+
+
 def sweep_door(name: str) -> None:
     """Delete the door of a supervisor that was killed."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as knocker, contextlib.suppress(FileNotFoundError):
-        try:
-            knocker.connect(str(door_path(name)))
-        except ConnectionRefusedError:
-            door_path(name).unlink()
+    sweep_socket(door_path(name), socket.SOCK_DGRAM)
 
 
 class NudgeDoor:

@@ -21,11 +21,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..store.events import AgentRef
 from .bodies import MORTAL, Identity, RunActor
-from .courier import Courier, Numbered, Reply
+from .courier import Courier
 from .kernel import boot_id, kill_process
 from .ray_tasks import code_env, journal_handle, living_nodes
 from .requests import Ended, Settings, Start
-from .wire import Wire, socket_path
+from .wire import Wire, exchanges, socket_path
 
 log = logging.getLogger(__name__)
 PREFIX = "run-"
@@ -58,8 +58,8 @@ class Member:
         """Known once the actor has answered: it is warm then."""
         self.heard_at = time.monotonic()
         self.verdict: asyncio.Future[MemberDied] = asyncio.get_running_loop().create_future()
-        self._courier = Courier(self._exchange, lost=_is_verdict)
         self._wire = Wire(socket_path(store, name))
+        self._courier = Courier(exchanges(self._wire, lambda: handle), lost=_is_verdict)
 
     async def ask(self, start: Start) -> Ended:
         """Have a run driven to its end. Raises MemberDied."""
@@ -98,11 +98,6 @@ class Member:
     def fits(self, companions_max: int) -> bool:
         """Whether one more run may come, that puts up with so many on the actor, itself included."""
         return len(self.runs) + 1 <= min([companions_max, *self.runs.values()])
-
-    async def _exchange(self, name: str, incarnation: str | None, requests: list[Numbered], done: list[int]) -> Reply:
-        remote = self.handle.exchange.remote
-        reply: Reply = await self._wire.call_or(remote, "exchange", name, incarnation, requests, done)
-        return reply
 
 
 def _is_verdict(error: Exception) -> bool:

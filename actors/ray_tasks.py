@@ -92,20 +92,20 @@ def attempt(work: bytes, namespace: str) -> bytes:
     if what.probe:
         journal_handle(namespace).probing.remote(what.run_id, what.tool_call_id, node, os.getpid())
 
-    def begin(mark: ToolCallStarted | None) -> str | None:
-        about = (what.run_id, what.tool_call_id, what.attempt, node, os.getpid(), mark)
-        answer: str | None
+    def asked(method: str, *arguments: Any) -> Any:
         try:
-            answer = journal_wire(what.store).call("begin", *about)
+            return journal_wire(what.store).call(method, *arguments)
         except Unreachable:
-            asked: Any = journal_handle(namespace).begin.remote(*about)
+            answer: Any = getattr(journal_handle(namespace), method).remote(*arguments)
             # not ray.get: it would give this task's CPU back meanwhile, and Ray would start another worker on it
-            answer = asked.future().result()
-        return answer
+            return answer.future().result()
+
+    def begin(mark: ToolCallStarted | None) -> str | None:
+        refusal: str | None = asked("begin", what.run_id, what.tool_call_id, what.attempt, node, os.getpid(), mark)
+        return refusal
 
     def keep(digest: str, part: int, data: bytes) -> None:
-        kept: Any = journal_handle(namespace).keep.remote(digest, part, data)
-        kept.future().result()
+        asked("keep", digest, part, data)
 
     return perform(what, begin, node, keep).model_dump_json().encode()
 

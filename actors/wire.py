@@ -15,11 +15,11 @@ import pickle
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, cast
 
-from .nudge import door_path
+from .courier import Call, Numbered, Reply
+from .nudge import door_path, sweep_socket
 
 log = logging.getLogger(__name__)
 Method = Callable[..., Awaitable[Any]]
@@ -39,11 +39,7 @@ def socket_path(store: str, actor: str) -> Path:
 def sweep_sockets(folder: Path) -> None:
     """Delete the sockets of actors that are gone."""
     for path in folder.glob("*" + SUFFIX):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller, suppress(FileNotFoundError):
-            try:
-                caller.connect(str(path))
-            except ConnectionRefusedError:
-                path.unlink()
+        sweep_socket(path, socket.SOCK_STREAM)
 
 
 def _frame(value: Any) -> bytes:
@@ -184,6 +180,17 @@ class Wire:
     def close(self) -> None:
         if self._line and self._line.waiting is not None:
             self._line.transport.close()
+
+
+def exchanges(wire: Wire, actor: Callable[[], Any]) -> Call:
+    """How a courier reaches an actor's desk: by this wire, else by the handle that `actor` gives."""
+
+    async def call(name: str, incarnation: str | None, requests: list[Numbered], done: list[int]) -> Reply:
+        about = (name, incarnation, requests, done)
+        reply: Reply = await wire.call_or(actor().exchange.remote, "exchange", *about)
+        return reply
+
+    return call
 
 
 class BlockingWire:

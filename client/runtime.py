@@ -18,11 +18,11 @@ from typing import Any, Self
 from pydantic import JsonValue
 
 from ..actors.children import end_marked
-from ..actors.courier import Courier, Numbered, Reply
+from ..actors.courier import Courier
 from ..actors.leftovers import sweep_locks
 from ..actors.loading import LoadedAgent
 from ..actors.requests import Await, Ended, Launch, Nudge, Settings, Warm
-from ..actors.wire import Wire, socket_path
+from ..actors.wire import Wire, exchanges, socket_path
 from ..store.budgets import Budget
 from ..store.engine import DEFAULT_STORE
 from ..store.errors import NotFound, UsageError
@@ -113,7 +113,7 @@ class Runtime:
         except BaseException:
             await self._leave()
             raise
-        self._courier = Courier(self._exchange)
+        self._courier = Courier(exchanges(self._wire, lambda: self._supervisor))
         return self
 
     async def __aexit__(self, *exception: object) -> None:
@@ -176,11 +176,6 @@ class Runtime:
         )
         self._supervisor = actor.remote(self.settings)
         self._wire = Wire(socket_path(self.settings.name, SUPERVISOR))
-
-    async def _exchange(self, name: str, incarnation: str | None, requests: list[Numbered], done: list[int]) -> Reply:
-        remote = self._supervisor.exchange.remote
-        reply: Reply = await self._wire.call_or(remote, "exchange", name, incarnation, requests, done)
-        return reply
 
     # -- runs ---------------------------------------------------------------------------------------------
 
