@@ -124,8 +124,8 @@ class _Command:
 
     async def _tell(self, event_log: SqlLog, one: Cancelled, idle: bool) -> None:
         """One run and its calls, on standard output; a run that ended otherwise before is an error."""
-        ends = await certificate(event_log, one.run_id)
         if self._options["as_json"]:
+            ends = await certificate(event_log, one.run_id)
             told = {"run_id": one.run_id, "answer": one.answer, "again": one.again, "status": one.row.status.value}
             told |= {"reason": one.row.error, "supervised": not idle} | certificate_json(ends)
             self._terminal.put(json_line(told))
@@ -133,8 +133,9 @@ class _Command:
             say_error(UsageError(f"run {one.run_id} has already ended as {one.row.status}; nothing was cancelled"))
         else:
             self._terminal.put(f"run {line(one.run_id)}: {_words(one, idle)}")
-            for text in certificate_lines(ends) if one.row.status is Status.CANCELLED and one.row.turns else []:
-                self._terminal.put(f"  {text}")
+            if one.row.status is Status.CANCELLED and one.row.turns:
+                for text in certificate_lines(await certificate(event_log, one.run_id)):
+                    self._terminal.put(f"  {text}")
 
 
 def _is_owed(one: Cancelled) -> bool:
