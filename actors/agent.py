@@ -47,8 +47,7 @@ class Agent(BaseModel):
     @classmethod
     def _names_are_unique(cls, tools: tuple[Tool | MCPServer, ...]) -> tuple[Tool | MCPServer, ...]:
         for kind, what in ((Tool, "tools"), (MCPServer, "MCP servers")):
-            names = [tool.name for tool in tools if isinstance(tool, kind)]
-            if twice := sorted({name for name in names if names.count(name) > 1}):
+            if twice := _repeated([tool.name for tool in tools if isinstance(tool, kind)]):
                 raise ValueError(f"two {what} are named {', '.join(twice)}")
         return tools
 
@@ -74,8 +73,7 @@ class Agent(BaseModel):
         tools: list[Tool] = []
         for each in self.tools:
             tools += [each] if isinstance(each, Tool) else each.tools(listings.get(each.name, []))
-        names = [tool.name for tool in tools]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
+        if twice := _repeated([tool.name for tool in tools]):
             raise UsageError(f"agent {self.name}: two tools are named {', '.join(twice)}")
         return self.model_copy(update={"tools": tuple(tools)})
 
@@ -120,3 +118,7 @@ class Agent(BaseModel):
     def tool_facts(self) -> dict[str, JsonValue]:
         """What a run remembers of the tools, by name, so that it can tell what has changed."""
         return {tool.name: tool.facts for tool in self.offered}
+
+
+def _repeated(names: list[str]) -> list[str]:
+    return sorted({name for name in names if names.count(name) > 1})

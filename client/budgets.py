@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -52,5 +51,4 @@ async def cap_after(event_log: SqlLog, name: str, caps: Caps) -> Cap:
     budget = Budget(name) if caps else await find_budget(event_log, name)
     for found in await event_log.budgets(name):
         budget = found
-    values: dict[str, Any] = {"tokens": budget.cap.tokens, "cost": budget.cap.cost} | dict(caps)
-    return Cap(**values)
+    return budget.cap.changed(caps)

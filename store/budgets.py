@@ -11,9 +11,10 @@ Money is Decimal and exact; it is text in the store.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from decimal import Context, Decimal, Inexact, InvalidOperation
-from typing import Final
+from typing import Any, Final, cast
 
 from .events import (
     AssistantMessage,
@@ -57,6 +58,10 @@ class Cap:
     def allows(self, amount: Amount) -> bool:
         """Whether so much may be spent in all."""
         return (self.tokens is None or amount.tokens <= self.tokens) and (self.cost is None or amount.cost <= self.cost)
+
+    def changed(self, caps: Mapping[str, int | Decimal | None]) -> Cap:
+        """With other values for `tokens` and `cost`, as far as they are given."""
+        return replace(self, **cast(Any, caps))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
-from typing import Any
 
-from .budgets import Budget, Cap
+from .budgets import Budget
 from .events import Stored
 from .log import Command, Verdict
 from .rows import CallRow, Clock, Lease, RunRow
@@ -120,8 +119,7 @@ class MemoryLog:
 
     async def cap_budget(self, name: str, caps: Mapping[str, int | Decimal | None]) -> Budget:
         budget = self._budgets.get(name, Budget(name))
-        cap: Any = {"tokens": budget.cap.tokens, "cost": budget.cap.cost} | dict(caps)
-        self._budgets[name] = replace(budget, cap=Cap(**cap))
+        self._budgets[name] = replace(budget, cap=budget.cap.changed(caps))
         return self._budgets[name]
 
     async def keep(self, digest: str, part: int, data: bytes) -> None:

@@ -61,13 +61,8 @@ def failure(error: ModelAPIError, provider: str) -> Passing | ModelError:
     if status == TOO_LARGE:
         return named("context_too_long", provider, error)
     if isinstance(error, PASSES) or status in (None, 408, 409, 425, 200):
-        return passing(named("unavailable", provider, error), isinstance(error, LIMITS), error.retry_after)
+        return Passing(named("unavailable", provider, error), isinstance(error, LIMITS), error.retry_after)
     return named("rejected", provider, error)
-
-
-def passing(error: ModelError, limited: bool = False, retry_after_s: float | None = None) -> Passing:
-    """A trouble that passes. `limited` says that the provider has it with all requests."""
-    return Passing(error, limited, retry_after_s)
 
 
 def named(code: str, provider: str, error: Exception | str) -> ModelError:

@@ -27,7 +27,7 @@ from ..kernel import runtime_folder
 from ..model import ModelError, ModelReply, ModelRequest, Stream
 from ..results import valid_text
 from . import installs, translate
-from .failures import BROKEN_STREAM, failure, named, passing
+from .failures import BROKEN_STREAM, failure, named
 from .pace import Pace, Passing
 
 
@@ -102,7 +102,7 @@ class Provider:
                 )
 
         async def ask() -> ModelReply:
-            trouble: Passing | ModelError = passing(named("unavailable", self.name, BROKEN_STREAM))
+            trouble: Passing | ModelError = Passing(named("unavailable", self.name, BROKEN_STREAM))
             try:
                 whole = await response()
                 if translate.is_whole(whole, self._tells):
@@ -110,7 +110,7 @@ class Provider:
             except ModelAPIError as error:
                 trouble = failure(error, self.name)
             except UnexpectedModelBehavior as error:
-                trouble = passing(named("unavailable", self.name, error))
+                trouble = Passing(named("unavailable", self.name, error))
             if isinstance(trouble, Passing):
                 trouble.heard = heard
             raise trouble
