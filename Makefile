@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 test: lint
 	$(BIN)/pytest -m "not ray" -n auto --cov --cov-report=
-	$(BIN)/pytest -m ray --cov --cov-append --cov-report=term:skip-covered
+	$(BIN)/pytest -m ray -n 2 --dist loadfile --cov --cov-append --cov-report=term:skip-covered
 
 lint: $(READY)
 	@mkdir -p .cache && ln -sfn "$(CURDIR)" .cache/perdure
