@@ -253,13 +253,16 @@ def make_model(
     return provided(model, settings, base_url)
 
 
-def check_model(model: str | Callable[..., Any], folder: Path) -> None:
-    """Raises UsageError for a model that there cannot be, as far as can be told without asking it."""
+def check_model(
+    model: str | Callable[..., Any], folder: Path, base_url: str | None = None, from_here: bool = False
+) -> None:
+    """Raises UsageError for a model that there cannot be, as far as can be told without asking it; `from_here`: with
+    the keys of this process."""
     make_model(model, folder)
     if isinstance(model, str) and not model.startswith("script:"):
         from .providers import check  # here, since it is built on this
 
-        check(model)
+        check(model, base_url, from_here)
 
 
 def _first_error(error: ValueError) -> str:

@@ -18,7 +18,7 @@ from ..batch.drive import Counts, drive, window
 from ..batch.plan import Batch, Plan, batch_name, make_plan
 from ..batch.results import Report, check_output, replacing, results
 from ..client.budgets import cap_after, cap_budget, find_budget
-from ..client.door import Size, open_door
+from ..client.door import Size, is_own, open_door
 from ..client.launching import check_agent
 from ..store.sql import SqlLog, open_log
 from ..store.states import Status
@@ -80,7 +80,7 @@ def batch(db: str, agent: str, dataset: Path, **options: Any) -> None:
     Exit codes: 0 all completed, else that of the worst sample: 1 failed, 5 timed out, 4 cancelled, 3 waits for
     a person; 2 usage; 130 interrupted (everything stays resumable).
     """
-    loaded = check_agent(agent, options["model"])
+    loaded = check_agent(agent, options["model"], is_own(db, options["address"]))
     name = batch_name(options["name"] or f"{dataset.stem}-{loaded.agent.name}")
     work = Batch(name, loaded, Dataset(dataset, options["limit"]), options["model"], chosen_limits(options))
     chosen_caps(options)

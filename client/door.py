@@ -29,6 +29,11 @@ class Size:
     concurrency: int | None = None
 
 
+def is_own(db: str, address: str | None) -> bool:
+    """Whether runs will be driven with the environment of this process, by a Runtime of its own on this machine."""
+    return address is None and find_standing(db) is None
+
+
 class Door(Protocol):
     """What commands need of whoever works on the store."""
 

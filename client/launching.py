@@ -32,10 +32,11 @@ class Request:
     """The name of the budget that it shares with others; there has to be one."""
 
 
-def check_agent(agent: str, model: str | None = None) -> LoadedAgent:
-    """Load an agent and make its model, so that what is wrong with them is told before anything starts."""
+def check_agent(agent: str, model: str | None = None, from_here: bool = False) -> LoadedAgent:
+    """Load an agent and make its model, so that what is wrong with them is told before anything starts. `from_here`:
+    the model will be asked with the environment of this process. Raises UsageError."""
     loaded = load_agent(agent)
-    check_model(model or loaded.agent.model, loaded.folder)
+    check_model(model or loaded.agent.model, loaded.folder, loaded.agent.base_url, from_here)
     return loaded
 
 

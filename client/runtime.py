@@ -193,7 +193,7 @@ class Runtime:
         `limits` are fields of Limits that override the agent's. `options` are fields of Request: run_id, batch, budget,
         sample, priority, correlation_id, metadata.
         """
-        loaded = check_agent(agent, model)
+        loaded = check_agent(agent, model, from_here=self._cluster.address is None)
         return (await self.launch_many(loaded, [Request(input, **options)], model=model, limits=limits))[0]
 
     async def launch_many(

@@ -216,6 +216,18 @@ def test_a_wrong_model_or_script_line_is_told_before_anything_is_made(tmp_path: 
     assert not (tmp_path / "runs.db").exists()
 
 
+@pytest.mark.parametrize("command", ["run", "batch"])
+def test_a_missing_key_is_told_before_anything_is_made(
+    tmp_path: Path, agent: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    data = tmp_path / "data.jsonl"
+    data.write_text('"x"\n')
+    told = refusal(command, agent, data, "--model", "openai:gpt-5-mini", "--db", tmp_path / "runs.db")
+    assert "cannot be asked: Set the `OPENAI_API_KEY` environment variable" in told
+    assert not (tmp_path / "runs.db").exists()
+
+
 def test_bad_input_and_bad_data_sets_are_told_before_anything_starts(tmp_path: Path, agent: str) -> None:
     db = tmp_path / "runs.db"
     assert "the input is not JSON" in refusal("run", agent, "{", "--input-json", "--db", db)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic_ai.messages import BinaryContent, FilePart, ModelResponse, TextPart
 from pydantic_ai.models.test import TestModel
 
-from perdure.actors.model import ModelError, Stream, check_model
+from perdure.actors.model import ModelError, Stream
 from perdure.actors.providers import translate
 from perdure.actors.providers.provider import Provider
-from perdure.store.errors import UsageError
 from perdure.store.events import Usage, canonical
 
 from .fakes import until
@@ -354,19 +350,6 @@ async def test_a_provider_without_streams_is_asked_all_the_same() -> None:
         assert [use.name for use in reply.tool_calls] == ["look"] and reply.usage.input_tokens
         results = said(reply, '"seen"')
         assert "seen" in (await asked(Provider("other:x", model), request([HELLO, *results]))).text
-
-
-def test_a_model_that_there_cannot_be_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("nonsense:x", "anthropc:claude-sonnet-5-5"):
-        with pytest.raises(UsageError, match="knows no provider"):
-            check_model(name, Path())
-    check_model("anthropic:claude-sonnet-5-5", Path())
-    monkeypatch.setitem(sys.modules, "mistralai", None)
-    with pytest.raises(UsageError, match=r"\[mistral\]"):
-        check_model("mistral:large", Path())
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"pip install 'perdure\[anthropic\]'"):
-        check_model("anthropic:claude-sonnet-5-5", Path())
 
 
 @BOTH

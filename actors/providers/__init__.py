@@ -23,19 +23,21 @@ _open: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[_Key, Provider]] = Weak
 """The models in use, by name and base URL; connections belong to an event loop. Those at one provider share a pace."""
 
 
-def installs(kind: str) -> str:
+def installs(extra: str) -> str:
     """The command that installs the client of a provider."""
-    kind = "openai" if kind.startswith("openai") else kind
-    return f"pip install '{'perdure' if kind in ('anthropic', 'openai') else 'pydantic-ai-slim'}[{kind}]'"
+    extra = "openai" if extra.startswith("openai") else extra
+    return f"pip install '{'perdure' if extra in ('anthropic', 'openai') else 'pydantic-ai-slim'}[{extra}]'"
 
 
-def check(name: str) -> None:
-    """Raises UsageError where a model string cannot be one of a provider's, as far as can be said without a key."""
+def check(name: str, base_url: str | None, from_here: bool) -> None:
+    """Raises UsageError where a model string cannot be one of a provider's, its client is not installed, or it is told
+    an address that it does not take; and, if it is to be asked with this process's environment, where that has no key
+    or else not what it takes to ask it."""
     if importlib.util.find_spec("pydantic_ai") is None:
         raise UsageError(f"model {name!r} needs its provider's client: {installs(name.partition(':')[0])}")
-    from .provider import provider_class
+    from . import provider
 
-    provider_class(name)
+    (provider.service if from_here else provider.check)(name, base_url)
 
 
 def provided(name: str, settings: Mapping[str, Any], base_url: str | None = None) -> Model:
@@ -55,7 +57,7 @@ def provided(name: str, settings: Mapping[str, Any], base_url: str | None = None
 
 
 def _opened(name: str, base_url: str | None) -> Provider:
-    check(name)
+    check(name, base_url, from_here=False)
     from .provider import Provider
 
     return Provider.open(name, base_url)

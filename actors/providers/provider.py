@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +21,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models import Model as ProviderModel
 from pydantic_ai.models import infer_model, parse_model_id
-from pydantic_ai.providers import infer_provider_class
+from pydantic_ai.providers import infer_provider, infer_provider_class
 
 from ...store.errors import UsageError
 from ...store.events import Usage
@@ -27,21 +29,44 @@ from ..kernel import runtime_folder
 from ..model import ModelError, ModelReply, ModelRequest, Stream
 from ..results import valid_text
 from . import installs, translate
-from .failures import BROKEN_STREAM, failure, named
+from .failures import ADVICE, BROKEN_STREAM, failure, named
 from .pace import Pace, Passing
 
+_EXTRA = re.compile(r"pydantic-ai-slim\[([\w-]+)\]")
+_KEY = re.compile("key|token|credentials", re.IGNORECASE)
 
-def provider_class(name: str) -> Any:
-    """The class of pydantic-ai's that speaks to a model's provider. Raises UsageError."""
+
+class NoKey(UsageError):
+    """A model has no key here."""
+
+
+def check(name: str, base_url: str | None) -> None:
+    """Raises UsageError for a model that is not known, whose client is missing, or that is nowhere else."""
     kind, _ = parse_model_id(name)
     if kind is None:
         raise UsageError(f"unknown model {name!r}: use provider:model, script:FILE or a Python callable")
     try:
-        return infer_provider_class(kind)
+        found = infer_provider_class(kind)
     except ValueError:
         raise UsageError(f"unknown model {name!r}: pydantic-ai knows no provider {kind!r}") from None
     except ImportError as error:
-        raise UsageError(f"model {name!r} needs its provider's client: {installs(kind)}; {error}") from error
+        extra = _EXTRA.search(str(error))
+        what = installs(extra[1]) if extra else f"{installs(kind)}; {error}"
+        raise UsageError(f"model {name!r} needs its provider's client: {what}") from error
+    if base_url and ("/" in kind or "base_url" not in inspect.signature(found).parameters):
+        raise UsageError(f"model {name!r} takes no base_url: its provider is where pydantic-ai says")
+
+
+def service(name: str, base_url: str | None) -> Any:
+    """What pydantic-ai reaches a model's provider by. Raises UsageError, which is NoKey where there is no key to it."""
+    check(name, base_url)
+    kind = name.partition(":")[0]
+    try:
+        return infer_provider_class(kind)(base_url=base_url) if base_url else infer_provider(kind)  # type: ignore[call-arg]
+    except Exception as error:  # SDKs have errors of their own for what their settings lack
+        what = re.split(",? or pass |, pass ", (str(error) or repr(error)).splitlines()[0])[0]  # the rest is for Python
+        no_key = isinstance(error, UserError) and _KEY.search(what)
+        raise (NoKey if no_key else UsageError)(f"model {name!r} cannot be asked: {what}") from error
 
 
 @dataclass
@@ -64,15 +89,14 @@ class Provider:
 
     @classmethod
     def open(cls, name: str, base_url: str | None) -> Provider:
-        """Raises UsageError for a model that is not known, and ModelError where there is no key to it."""
-        kind = provider_class(name)
+        """Raises UsageError for a model that cannot be asked, and ModelError where there is no key to it."""
         try:
-            model = infer_model(name, lambda _: kind(base_url=base_url) if base_url else kind())
+            reached = service(name, base_url)
+            model = infer_model(name, lambda _: reached)
+        except NoKey as error:
+            raise ModelError(f"{error.message}; {ADVICE['bad_key']}", "bad_key") from error
         except UserError as error:
-            what = str(error).partition(" or pass it")[0]  # the rest is for who writes Python for pydantic-ai
-            if "key" in what.lower():
-                raise named("bad_key", name, f"there is none: {what}") from error
-            raise UsageError(f"model {name!r} cannot be asked: {what}") from error
+            raise UsageError(f"model {name!r} cannot be asked: {error}") from error
         provider = cls(name, model)
         provider.pace.board = runtime_folder("providers") / hashlib.sha256(provider.at.encode()).hexdigest()[:16]
         return provider
