@@ -9,7 +9,10 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from pydantic import BaseModel
 
+DEPTH_MAX: Final = 200
+"""Levels of a value that are taken: not more than pydantic's, nor than what the log and the providers' clients bear."""
 _M = TypeVar("_M", bound=BaseModel)
+TOO_DEEP: Final = "it is nested too deeply"
 _DECIMAL: Final = re.compile(r"[0-9][.eE]")
 
 
@@ -35,9 +38,21 @@ def parse(text: str) -> Any:
     """The value of a JSON text. Raises ValueError for what is not strict JSON, for a number that is too large and for
     nesting that is too deep."""
     try:
-        return json.loads(text, parse_float=Exact, parse_constant=_refused)
+        value = json.loads(text, parse_float=Exact, parse_constant=_refused)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError(TOO_DEEP) from None
+    if text.count("[") + text.count("{") > DEPTH_MAX and _levels(value) > DEPTH_MAX:
+        raise ValueError(TOO_DEEP)
+    return value
+
+
+def _levels(value: Any) -> int:
+    """How many containers lie in each other at most."""
+    levels, inside = 0, [value]
+    while inside := [each for each in inside if isinstance(each, (dict, list))]:
+        levels += 1
+        inside = [item for each in inside for item in (each.values() if isinstance(each, dict) else each)]
+    return levels
 
 
 def _refused(name: str) -> NoReturn:
@@ -50,7 +65,7 @@ def written(value: Any) -> str:
     try:
         return _written(value)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError(TOO_DEEP) from None
 
 
 def _written(value: Any) -> str:

@@ -30,6 +30,7 @@ from mcp_types import (
 from pydantic import ValidationError
 
 from ..store.errors import UsageError
+from .digits import carried
 from .mcp_results import ToolFailed, value_of
 from .mcp_transports import WORDS_MAX, Link, NotReady, connected
 from .servers import Listing, MCPServer
@@ -77,7 +78,7 @@ async def call_tool(server: MCPServer, name: str, context: ToolContext, argument
 
     async def ask(session: ClientSession) -> CallToolResult:
         meta: Any = {"perdure/idempotencyKey": context.idempotency_key}
-        params = CallToolRequestParams(name=name, arguments=arguments, _meta=meta)
+        params = CallToolRequestParams(name=name, arguments=carried(arguments), _meta=meta)
         return await session.send_request(CallToolRequest(params=params), CallToolResult)
 
     try:

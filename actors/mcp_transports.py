@@ -29,6 +29,7 @@ from pydantic import ValidationError
 
 from ..store.errors import PerdureError
 from .children import MARK, Named, alive, below, die_with, end_all
+from .digits import deliver, delivered
 from .kernel import process_started
 from .servers import MCPServer
 
@@ -144,7 +145,8 @@ async def _read(name: str, reader: asyncio.StreamReader, link: Link) -> None:
 async def _write(writer: asyncio.StreamWriter, messages: MemoryObjectReceiveStream[SessionMessage]) -> None:
     with contextlib.suppress(ConnectionError):
         async for each in messages:
-            writer.write(each.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+            line = each.message.model_dump_json(by_alias=True, exclude_unset=True).encode()
+            writer.write(delivered(line) + b"\n")
             await writer.drain()
 
 
@@ -172,7 +174,7 @@ async def _over_http(server: MCPServer, link: Link) -> AsyncIterator[None]:
         link.closed = link.closed or (response.status_code >= 500 and not said_json)
 
     timeout = httpx2.Timeout(server.start_timeout_s, read=None)
-    hooks: Any = {"response": [seen]}
+    hooks: Any = {"request": [deliver], "response": [seen]}
     async with httpx2.AsyncClient(headers=server.headers, timeout=timeout, event_hooks=hooks) as client:
         async with streamable_http_client(server.url, http_client=client, terminate_on_close=False) as (read, write):
             link.is_http = True

@@ -20,6 +20,7 @@ from pydantic import JsonValue
 
 from ..store.errors import UsageError
 from ..store.events import Decision, Effect, canonical
+from .exact import parse
 from .schemas import broken, violation
 from .tools import EFFECTS, Approval, Handler, Misfitting, Policy, Tool, ToolContext, ToolOptions
 
@@ -148,7 +149,10 @@ class RemoteTool(Tool):
         self.handler = functools.partial(_call, server, there)
 
     def parse(self, arguments: str) -> dict[str, Any]:
-        value: Any = json.loads(arguments)
+        try:
+            value = parse(arguments)
+        except ValueError as error:
+            raise Misfitting(f"the arguments: {error}") from error
         if not isinstance(value, dict):
             raise Misfitting("the arguments are no object")
         if problem := violation(self.schema, value):
@@ -156,6 +160,7 @@ class RemoteTool(Tool):
         return value
 
     def bind(self, handler: Handler, context: ToolContext, arguments: str) -> Callable[[], Any]:
+        _client(self.server.name)  # seconds of imports, which are none of the call's time
         return functools.partial(handler, context, self.parse(arguments))
 
 

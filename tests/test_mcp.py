@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from perdure import Agent, MCPServer, UsageError
+from perdure import Agent, MCPServer, ToolContext, UsageError, actors
 from perdure.actors import mcp_client
 from perdure.actors.attempt import Outcome, Work, perform
 from perdure.actors.children import MARK, adopt_orphans
@@ -45,7 +45,12 @@ def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def call(
-    server: str, tool: str = "look", effect: Effect = "read_only", agent: AgentRef = REF, **arguments: Any
+    server: str,
+    tool: str = "look",
+    effect: Effect = "read_only",
+    agent: AgentRef = REF,
+    written: str | None = None,
+    **arguments: Any,
 ) -> Outcome:
     (found,) = [each for each in mcp_agent.servers if each.name == server]
     work = Work(
@@ -54,7 +59,7 @@ def call(
         tool_call_id="t0c0",
         attempt=1,
         name=mapped(server, tool),
-        arguments=json.dumps(arguments or {"do": "it"}),
+        arguments=written or json.dumps(arguments or {"do": "it"}),
         effect=effect,
         idempotency_key="the key",
         agent=agent,
@@ -86,6 +91,29 @@ def test_a_call_gets_its_value_and_the_server_the_key_but_not_our_environment() 
     assert value(call("plain", do="key")) == "the key"
     names = value(call("plain", do="env")).split()
     assert "PATH" in names and MARK in names and "SECRET_OF_OURS" not in names
+
+
+PRICE = "0.12345678901234567890"
+
+
+def test_decimals_reach_a_server_digit_for_digit() -> None:
+    assert value(call("plain", written=f'{{"do":"price","price":{PRICE}}}')) == PRICE
+
+
+def test_arguments_that_are_nested_too_deep_are_not_sent() -> None:
+    def nested(levels: int) -> Outcome:
+        return call("plain", "act", "non_idempotent", written='{"do":"it","x":' + "[" * levels + "]" * levels + "}")
+
+    assert value(nested(150)) == "act it"
+    assert "nested too deeply" in failure(nested(300))["message"]
+
+
+def test_the_time_of_a_call_does_not_begin_before_the_sdk_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, mcp_client.__name__)
+    monkeypatch.delattr(actors, "mcp_client")
+    shown = agent_of(MCPServer("plain", command=["x"])).listed({"plain": [LISTING]})
+    shown.offered[0].bind(print, ToolContext("r", 0, "t0c0", 1, "k", 0.0), "{}")
+    assert mcp_client.__name__ in sys.modules
 
 
 @pytest.mark.parametrize(
@@ -168,7 +196,8 @@ def over_http(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_server_over_http_answers_hangs_and_dies(over_http: AgentRef, tmp_path: Path) -> None:
-    assert value(call("remote", "act", agent=over_http)) == "did it"
+    raw = value(call("remote", "act", agent=over_http, written=f'{{"do":"raw","price":{PRICE}}}'))
+    assert f'"price":{PRICE}' in raw
     assert "there is no order 17" in failure(call("remote", "act", agent=over_http, do="fail"))["message"]
     began = time.monotonic()
     hung = call("remote", "act", "non_idempotent", agent=over_http, do="hang", dir=str(tmp_path))

@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from pydantic_ai.direct import model_request, model_request_stream
 from pydantic_ai.exceptions import ModelAPIError, UnexpectedModelBehavior, UserError
@@ -20,11 +20,12 @@ from pydantic_ai.messages import (
     TextPartDelta,
 )
 from pydantic_ai.models import Model as ProviderModel
-from pydantic_ai.models import infer_model, parse_model_id
+from pydantic_ai.models import create_async_httpx2_client, infer_model, parse_model_id
 from pydantic_ai.providers import infer_provider, infer_provider_class
 
 from ...store.errors import UsageError
 from ...store.events import Usage
+from ..digits import deliver
 from ..kernel import runtime_folder
 from ..model import ModelError, ModelReply, ModelRequest, Stream
 from ..results import valid_text
@@ -34,6 +35,10 @@ from .pace import Pace, Passing
 
 _EXTRA = re.compile(r"pydantic-ai-slim\[([\w-]+)\]")
 _KEY = re.compile("key|token|credentials", re.IGNORECASE)
+
+
+ROUNDS: Final = "anthropic"
+"""Whose client takes the arguments of earlier calls as objects, not as texts."""
 
 
 class NoKey(UsageError):
@@ -61,8 +66,12 @@ def service(name: str, base_url: str | None) -> Any:
     """What pydantic-ai reaches a model's provider by. Raises UsageError, which is NoKey where there is no key to it."""
     check(name, base_url)
     kind = name.partition(":")[0]
+    options: dict[str, Any] = {"base_url": base_url} if base_url else {}
+    if kind == ROUNDS:
+        options["http_client"] = create_async_httpx2_client()
+        options["http_client"].event_hooks = {"request": [deliver]}
     try:
-        return infer_provider_class(kind)(base_url=base_url) if base_url else infer_provider(kind)  # type: ignore[call-arg]
+        return infer_provider_class(kind)(**options) if options else infer_provider(kind)
     except Exception as error:  # SDKs have errors of their own for what their settings lack
         what = re.split(",? or pass |, pass ", (str(error) or repr(error)).splitlines()[0])[0]  # the rest is for Python
         no_key = isinstance(error, UserError) and _KEY.search(what)
@@ -103,7 +112,7 @@ class Provider:
 
     async def answer(self, request: ModelRequest, settings: Mapping[str, Any], stream: Stream) -> ModelReply:
         """The answer to a request. Raises ModelError."""
-        messages = translate.conversation(request)
+        messages = translate.conversation(request, carry=self.name.startswith(f"{ROUNDS}:"))
         said = translate.settings(request, settings)
         parameters = translate.parameters(request)
 

@@ -6,6 +6,7 @@ JSON, with what the provider wants to see again unchanged, such as the signature
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.usage import RequestUsage
 
 from ...store.events import Usage, canonical
+from ..digits import carried
 from ..exact import parse
 from ..model import ModelReply, ModelRequest, ToolUse
 from ..results import valid_text
@@ -66,10 +68,11 @@ def settings(request: ModelRequest, chosen: Mapping[str, Any]) -> ModelSettings:
     return cast(ModelSettings, said)
 
 
-def conversation(request: ModelRequest) -> list[ModelMessage]:
-    """The messages of a request. What the user and the tools say between two answers is one message."""
+def conversation(request: ModelRequest, carry: bool = False) -> list[ModelMessage]:
+    """The messages of a request. What the user and the tools say between two answers is one message. `carry`: the
+    client takes arguments as objects, and sends what it takes through `digits.deliver`."""
     said: list[ModelMessage] = []
-    ids, album = _Ids(), Album(request.messages)
+    ids, album = _Ids(_Carried if carry else _Written), Album(request.messages)
     for message in request.messages:
         if message["role"] == "assistant":
             said.append(_answer(message, ids))
@@ -95,7 +98,8 @@ class _Ids:
     """What calls are called to the provider: as it called them, where that is unique in the run so far, else as the run
     calls them. A later turn changes nothing of an earlier one."""
 
-    def __init__(self) -> None:
+    def __init__(self, written: type[_Written]) -> None:
+        self.written = written
         self._names: dict[str, str] = {}
         self._taken: set[str] = set()
 
@@ -137,6 +141,16 @@ class _Written(ToolCallPart[Any]):
         return self.args if isinstance(self.args, str) else super().args_as_json_str()
 
 
+class _Carried(_Written):
+    """The same, for a client that wants them as an object."""
+
+    def args_as_dict(self, *, raise_if_invalid: bool = False) -> dict[str, Any]:
+        if isinstance(self.args, str):
+            with contextlib.suppress(RecursionError):
+                return cast(dict[str, Any], carried(parse(self.args)))
+        return super().args_as_dict(raise_if_invalid=raise_if_invalid)
+
+
 def _as_sent(part: ToolCallPart, call: Mapping[str, Any], ids: _Ids) -> ToolCallPart:
     """A call as the provider made it, where every provider takes it back like that; else as the run took it."""
     part.tool_name = tool_name(part.tool_name)
@@ -145,7 +159,7 @@ def _as_sent(part: ToolCallPart, call: Mapping[str, Any], ids: _Ids) -> ToolCall
         part.args = call["arguments"]
     if not _is_object(part.args):
         return part  # then pydantic-ai wraps them in an object
-    return _Written(**{field.name: getattr(part, field.name) for field in fields(part)})
+    return ids.written(**{field.name: getattr(part, field.name) for field in fields(part)})
 
 
 def _is_object(args: object) -> bool:

@@ -72,6 +72,8 @@ def act(name: str, arguments: dict[str, Any], meta: dict[str, Any]) -> dict[str,
             return text(os.environ["SHOP_API_KEY"])
         case "env":
             return text(" ".join(sorted(os.environ)))
+        case "price":
+            return text(arguments["price"])
         case "junk":
             return {"content": "junk"}
     return text(f"{name} {do}")
@@ -104,7 +106,7 @@ def main(mode: str, lock: str = "") -> None:
     if mode == "banner":
         print("Welcome!\n" + "a line of a log\n" * 70_000 + '{"json": "but no message"}', flush=True)
     for line in sys.stdin:
-        asked = json.loads(line)
+        asked = json.loads(line, parse_float=str)
         if mode == "mute" or "id" not in asked:
             continue
         try:
