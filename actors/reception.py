@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ..store.events import AssistantDelta
+from ..store.secrets import settled, starred
 from .model import ModelReply, Stream
 from .results import valid_text
 
@@ -18,6 +19,8 @@ PIECE_S: Final = 0.5
 """How long what has come waits for more, at least."""
 APPENDS_PER_S: Final = 20
 """How many pieces a process appends in a second, at most."""
+SEEN: Final = 8192
+"""How much of what was said is looked at again, since a secret may have begun there."""
 
 
 class Reception:
@@ -40,12 +43,18 @@ class Reception:
         was kept is a piece all the same: it says that the call was made."""
         kept, reply = self._kept, self._reply
         offset = kept.offset + len(kept.text) if kept else 0
-        text = valid_text(self.stream.received or (reply.text if reply else ""))[offset:]
+        text = self._sayable(valid_text(self.stream.received or (reply.text if reply else "")), offset)
         told = (reply.usage, True) if reply else (self.stream.told, False)
         known = (kept.usage, kept.complete) if kept else (None, False)
         if not text and told == known and (kept or not last):
             return None
         return AssistantDelta(turn_index=self.turn_index, offset=offset, text=text, usage=told[0], complete=told[1])
+
+    def _sayable(self, received: str, offset: int) -> str:
+        """What of the text can be said by now. One that may be the beginning of a secret waits for the rest of it."""
+        end = len(received) if self._over else settled(received)
+        start = max(0, offset - SEEN)
+        return starred(received[start:], cut=self._reply is None)[offset - start : max(offset, end) - start]
 
     def keep(self, piece: AssistantDelta) -> None:
         """The piece is durable."""
@@ -66,8 +75,9 @@ class Reception:
 
     def _fire(self) -> None:
         self._disarm()
-        self.is_due = True
-        self._due()
+        self.is_due = self.piece() is not None
+        if self.is_due:
+            self._due()
 
     def _disarm(self) -> None:
         if self._timer:

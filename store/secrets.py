@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import re
+import string
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -25,6 +26,8 @@ LENGTH_MIN: Final = 12
 """A shorter value of a variable that is named like a secret is taken for none."""
 CONFIGURED_MIN: Final = 4
 """A shorter value of a variable that is configured cannot be told from other text."""
+WORD_MAX: Final = 4096
+"""Characters of the longest word that may be waited for, in case that it becomes a key."""
 SHAPE_MIN: Final = 16
 """Characters of the shortest text that may hold a key by its shape."""
 
@@ -51,9 +54,11 @@ _SHAPES = re.compile(
     r"|(?<=Bearer )[A-Za-z0-9._~+/=-]{20,}"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[^\"]*?(?:-----END [A-Z ]*PRIVATE KEY-----|(?=\\?\")|\Z)"
 )
+_WORD: Final = string.ascii_letters + string.digits + "_+/.~=-"
+"""What keys are made of."""
 
 _FOREIGN: Final[dict[str, tuple[str, ...]]] = {
-    "run_created": ("input", "metadata", "correlation_id", "sample"),
+    "run_created": ("input", "metadata", "correlation_id", "sample", "config"),
     "notice_injected": ("text",),
     "assistant_delta": ("text",),
     "assistant_message": ("text", "native"),
@@ -111,11 +116,32 @@ def masked(text: str, as_json: bool = False) -> str:
     return text
 
 
-def starred(text: str) -> str:
-    """A text whose secrets are stars, as many as they are long: for a piece of a text whose place is counted."""
+def starred(text: str, cut: bool = False) -> str:
+    """A text whose secrets are stars, as many as they are long: for a piece of a text whose place is counted. `cut`: at
+    its end there may be a part of a secret."""
     for value, _ in _own()[False]:
         text = text.replace(value, "*" * len(value))
+        begun = _begun(text, value) if cut else len(text)
+        if len(text) - begun >= CONFIGURED_MIN:
+            text = text[:begun] + "*" * (len(text) - begun)
     return _SHAPES.sub(lambda match: "*" * len(match[0]), text)
+
+
+def settled(text: str) -> int:
+    """How much of a text that goes on is sure: no secret begins in it that is not whole. Its last word may be one."""
+    word = len(text) - len(text.rstrip(_WORD))
+    sure = len(text) - (word if word <= WORD_MAX else 0)
+    return min([sure, *(_begun(text, value) for value, _ in _own()[False])])
+
+
+def _begun(text: str, value: str) -> int:
+    """Where the end of a text is the beginning of a value; the text's length where it is not."""
+    at = max(0, len(text) - len(value) + 1)
+    while (at := text.find(value[0], at)) >= 0:
+        if value.startswith(text[at:]):
+            return at
+        at += 1
+    return len(text)
 
 
 def masked_value(value: JsonValue) -> JsonValue:

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from perdure.actors.agent import Agent
 from perdure.actors.model import ModelReply, ToolUse
+from perdure.actors.reception import Reception
 from perdure.actors.results import error_text, recorded
 from perdure.actors.tools import tool
 from perdure.actors.turn import checked_arguments, turn_events
@@ -28,7 +29,7 @@ from perdure.store.events import (
     ToolResult,
 )
 from perdure.store.log import Append, Cancel, Create, EventLog, Settle
-from perdure.store.secrets import masked, masked_command, masked_event, masked_value, secret_values, starred
+from perdure.store.secrets import masked, masked_command, masked_event, masked_value, secret_values, settled, starred
 
 from .store_kit import RUN, accept, cancel, created, started
 
@@ -106,7 +107,7 @@ def test_a_value_is_masked_as_text_and_as_json() -> None:
 
 
 OURS = """
-    event_id v type turn_index tool_call_id attempt usage is_error source node pid agent config batch priority epoch
+    event_id v type turn_index tool_call_id attempt usage is_error source node pid agent batch priority epoch
     owner charged was digest tools raised effect stop_reason idempotency_key nonce boot_id pid_started lock hold_s
     arguments_schema timeout_s default question decision by outcome took_s code phase limits offset complete estimated
     budget cost prompt_tokens output_tokens ran_s answer fate gone machines asked
@@ -136,6 +137,8 @@ def created_with(value: Any) -> RunCreated:
 def test_commands_are_masked_whatever_they_bring() -> None:
     told = masked_command(Create(RUN, created_with(KEY)))
     assert isinstance(told, Create) and told.event.input == {"q": "[masked: SOME_API_KEY]"}
+    server: Any = {"servers": {"shop": [{"name": "look", "description": f"Give it {KEY}."}]}}
+    assert KEY not in repr(masked_command(Create(RUN, created(config=server))))
     settled = ToolCallSettled(tool_call_id="t0c0", attempt=1, question="q", outcome="happened", by="me", reason=KEY)
     failed = RunFailed(code="model_error", message=f"401: wrong key {KEY}", phase="model")
     for command in (told, Settle(RUN, settled, json.dumps(KEY)), Append(RUN, 1, 1, (failed,))):
@@ -157,6 +160,37 @@ def test_a_piece_of_an_answer_keeps_its_length() -> None:
     told = masked_event(piece)
     assert isinstance(told, AssistantDelta) and len(told.text) == len(piece.text)
     assert told.text == f"the key {'*' * len(KEY)} and {'*' * 34}" == starred(piece.text)
+
+
+def test_a_text_that_goes_on_is_sure_up_to_where_a_secret_may_begin() -> None:
+    assert [settled(text) for text in ("", "all of it. ", "the last wor", "use a provid", "a b ", f"{KEY} ")] == [
+        0,
+        11,
+        9,
+        4,
+        4,
+        len(KEY) + 1,
+    ]
+    assert settled("x" * 5_000) == 5_000, "no key is as long"
+    assert starred(f"it is {KEY[:9]}", cut=True) == "it is *********" and starred("it is a ", cut=True) == "it is a "
+
+
+async def test_an_answer_is_said_in_pieces_of_which_none_holds_a_part_of_a_secret() -> None:
+    shape = "sk-proj-abcdefghijklmnop1234567890"
+    whole = f"It is {KEY}, or Bearer abcdefghijklmnopqrstuvwxyz0, {QUOTED}, {shape} and that is all."
+    for size in (1, 5, 17):
+        reception = Reception(0, lambda: None)
+        said = ""
+        for at in range(0, len(whole), size):
+            reception.stream.text(whole[at : at + size])
+            piece = reception.piece()
+            if piece:
+                said += piece.text
+                reception.keep(piece)
+        reception.end()
+        last = reception.piece()
+        said += last.text if last else ""
+        assert said == starred(whole) and len(said) == len(whole) and "*" * len(shape) in said
 
 
 async def test_no_log_holds_a_secret_and_its_answer_neither(log: EventLog) -> None:

@@ -104,6 +104,22 @@ async def test_what_a_slow_model_has_said_so_far_is_durable_and_is_no_turn() -> 
     await case.check()
 
 
+@pytest.mark.usefixtures("at_once")
+async def test_a_word_that_may_become_a_key_waits_for_its_end() -> None:
+    case = Streaming()
+    driving = await case.start()
+    case.sent.put_nowait("It is ")
+    await case.has_said("It is ")
+    case.sent.put_nowait("sk-proj-abcdefghij")
+    await until(lambda: bool(case.owner._reception and "sk" in case.owner._reception.stream.received))
+    await until(lambda: Reception.waiting == 0)
+    case.sent.put_nowait("klmnop1234567890 is it")
+    await case.has_said(f"It is {'*' * 34} is ")
+    case.sent.put_nowait(ANSWER)
+    assert (await held(driving)).status == "completed"
+    assert "abcdefghij" not in repr(await case.log.read(RUN))
+
+
 async def test_a_call_that_is_quicker_than_half_a_second_appends_no_piece() -> None:
     case = Streaming()
     driving = await case.start()
