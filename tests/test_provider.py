@@ -236,6 +236,19 @@ async def test_of_many_images_the_newest_are_sent_and_the_oldest_are_left_out_to
     assert shown == [*range(21), 11, 12, 13, 14, 15]
 
 
+@ALL
+@pytest.mark.parametrize("blank", [" \n", "\t"])
+async def test_blanks_are_no_message_either(kind: str, blank: str) -> None:
+    async with Wire(Says([Text(blank), Call("look")]), Says([Text(blank)]), Says([Text("Done.")])) as wire:
+        provider = opened(kind, wire)
+        user = {"role": "user", "content": blank}
+        messages = [user, *said(await asked(provider, request([user])), canonical(blank))]
+        messages += [*said(await asked(provider, request(messages))), {"role": "user", "content": [blank]}]
+        assert (await asked(provider, request(messages, instructions=blank))).text == "Done."
+        assert "system" not in wire.served[2].body
+        assert json.dumps(canonical(blank))[1:-1] in wire.served[1].raw.decode(), "a result shows which blanks they are"
+
+
 REFUSED = Says([Text("I would ")], "refusal")
 
 
@@ -245,7 +258,7 @@ REFUSED = Says([Text("I would ")], "refusal")
         ("anthropic", REFUSED, "I would ", "refusal"),
         ("anthropic", Says((), "refusal"), "", "refusal"),
         ("anthropic", Says([Call("look")], "refusal"), "", "refusal"),
-        ("openai", Says(refusal="I cannot do that."), "", "refusal"),
+        ("openai", Says(refusal="I cannot do that."), "I cannot do that.", "refusal"),
         ("openai", Says([Text("Half a ")], "content_filter"), "Half a ", "content_filter"),
     ],
 )

@@ -77,6 +77,8 @@ def _blocks(number: int, blocks: Sequence[dict[str, Any]], signed: Mapping[str, 
         match block:
             case {"type": "text", "text": str(text)} if not text.strip():
                 yield f"messages.{number}: text content blocks must be non-empty"
+            case {"type": "tool_result", "content": list(inner)}:
+                yield from _blocks(number, inner, signed)
             case {"type": "tool_use", "name": name, "input": given}:
                 if not NAME.match(name):
                     yield f"messages.{number}.tool_use.name: should match pattern {NAME.pattern}"

@@ -35,18 +35,17 @@ class Album:
     def user_content(self, content: Any) -> str | Sequence[UserContent]:
         """A text as it is; a list of blocks as texts and images; any other value as JSON text."""
         if isinstance(content, str):
-            return valid_text(content) or "(empty)"
+            return valid_text(_shown_text(content))
         blocks = [_block(item) for item in content] if isinstance(content, list) and content else [None]
         if any(block is None for block in blocks):
             return valid_text(canonical(content))
         return [self._shown(block) for block in blocks if block is not None]
 
     def result_content(self, text: str) -> str | list[str | UserContent]:
-        """A result, which is JSON text: text as it is, images as images, all else as JSON text. No provider takes an
-        empty one."""
+        """A result, which is JSON text: text as it is, images as images, all else as JSON text."""
         value = json.loads(text) if text[:1] == '"' or IMAGE in text else None
         if isinstance(value, str):
-            return value or "(empty)"
+            return _shown_text(value)
         items = value if isinstance(value, list) else [value]
         if not any(_is_image(_block(item)) for item in items):
             return text
@@ -72,7 +71,7 @@ def _images(message: Mapping[str, Any]) -> int:
 
 def _block(item: Any) -> UserContent | None:
     match item:
-        case {"type": "text", "text": str(text), **rest} if not rest and text:
+        case {"type": "text", "text": str(text), **rest} if not rest and text.strip():
             return valid_text(text)
         case {"type": "image", "media_type": str(kind), "data": str(data), **rest} if not rest:
             try:
@@ -89,4 +88,9 @@ def _is_image(block: UserContent | None) -> bool:
 
 
 def _as_text(item: Any) -> str:
-    return item if isinstance(item, str) and item else canonical(item)
+    return item if isinstance(item, str) and item.strip() else canonical(item)
+
+
+def _shown_text(text: str) -> str:
+    """A text such that providers take it: they refuse an empty one, and one of nothing but blanks."""
+    return text if text.strip() else canonical(text) if text else "(empty)"

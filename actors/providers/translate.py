@@ -89,7 +89,7 @@ def conversation(request: ModelRequest, carry: bool = False) -> list[ModelMessag
     last = said[-1]
     if request.few_turns_left and request.notice is None and isinstance(last, WireRequest):
         last = said[-1] = WireRequest(parts=[*last.parts, UserPromptPart(request.turns_left)])
-    if request.instructions and isinstance(last, WireRequest):
+    if request.instructions.strip() and isinstance(last, WireRequest):
         said[-1] = WireRequest(parts=last.parts, instructions=valid_text(request.instructions))
     return said
 
@@ -120,11 +120,13 @@ def _answer(message: Mapping[str, Any], ids: _Ids) -> ModelResponse:
     response = _kept(message.get("native"))
     theirs = [part for part in response.parts if isinstance(part, ToolCallPart)] if response else []
     if response is None or len(theirs) != len(calls):
-        text = [TextPart(message["text"])] if message["text"] else []
+        text = [TextPart(message["text"])] if message["text"].strip() else []
         return ModelResponse(parts=[*text, *(_call(call, ids) for call in calls)])
     parts: list[ModelResponsePart] = []
     following = iter(calls)
     for part in response.parts:
+        if isinstance(part, TextPart) and not part.content.strip():
+            continue  # providers say it, and refuse to hear it
         parts.append(_as_sent(part, next(following), ids) if isinstance(part, ToolCallPart) else part)
     response.parts = parts
     return response
@@ -215,6 +217,8 @@ def reply(response: ModelResponse, limit: int | None) -> ModelReply:
         for part in calls
     ]
     texts = [part.content for part in response.parts if isinstance(part, TextPart)]
+    if stop == "refusal":  # what OpenAI's models say of it is no part of their text
+        texts.append(str((response.provider_details or {}).get("refusal") or ""))
     files = [_file(part) for part in response.parts if isinstance(part, FilePart)]
     return ModelReply(
         text=valid_text("".join([*texts, *files])),
