@@ -10,7 +10,7 @@
 | Decimal, UUID, paths, URLs | texts with every digit |
 | enums | their values |
 | bytes | the text, if they are UTF-8; else {"base64": ...} |
-| numpy's scalars and arrays | as what they hold |
+| numpy's scalars and arrays | as what they hold; its dates ISO 8601 with all their digits |
 | Image | {"type": "image", "media_type": ..., "data": base64} |
 
 In a text, secrets are masked and a lone surrogate becomes its escape. What contains itself, and what lies deeper than
@@ -121,7 +121,8 @@ class _Walk:
     def _leaf(self, value: Any, depth: int) -> Any:
         """A value that pydantic knows, or numpy's: `tolist` gives what it holds, be it one or many."""
         if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
-            held = value.tolist()
+            dates = value.dtype.kind == "M"  # of which numpy makes integers if they are finer than Python's
+            held = (value.astype(str) if dates else value).tolist()
             if type(held) is type(value):
                 raise ValueError(f"a {type(value).__name__} has no form of its own")
             return self.form(held, depth)
@@ -137,6 +138,6 @@ def _odd(value: float) -> str:
 
 def _of_bytes(data: bytes) -> Any:
     try:
-        return data.decode()
+        return masked(data.decode())
     except UnicodeDecodeError:
         return {"base64": base64.b64encode(data).decode()}

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import string
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -28,32 +28,47 @@ CONFIGURED_MIN: Final = 4
 """A shorter value of a variable that is configured cannot be told from other text."""
 WORD_MAX: Final = 4096
 """Characters of the longest word that may be waited for, in case that it becomes a key."""
+BEARER: Final = "Bearer "
+"""Says that a token follows, and is none of it."""
 SHAPE_MIN: Final = 16
 """Characters of the shortest text that may hold a key by its shape."""
 
 _NAMED = re.compile(
     r"(^|_)(API_?KEY|ACCESS_KEY|PRIVATE_KEY|SECRET|SECRET_KEY|TOKEN|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE
 )
-_HINTS: Final = {
-    "_": ("k_live_", "k_test_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "hf_", "gsk_", "npm_"),
-    "-": ("sk-", "glpat-", "xox", "PRIVATE KEY"),
-    "A": ("AKIA", "ASIA", "AIza"),
-    "J": ("eyJ",),
-    "B": ("Bearer ",),
-}
-"""Each text in which a shape is holds one of these characters, and with it one of these words: quicker to be found."""
-_SHAPES = re.compile(
-    r"\bsk-(?=[\w-]*\d)[A-Za-z0-9_-]{20,}"
-    r"|\b[sr]k_(?:live|test)_[A-Za-z0-9]{16,}"
-    r"|(?<![A-Za-z0-9+/])A[KS]IA[0-9A-Z]{16}(?![A-Za-z0-9+/=])"
-    r"|\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_[A-Za-z0-9_]{22,}|\bglpat-[A-Za-z0-9_-]{20,}"
-    r"|\bxox[abeoprs]-[A-Za-z0-9-]{10,}"
-    r"|(?<![A-Za-z0-9+/])AIza[0-9A-Za-z_-]{35}"
-    r"|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}"
-    r"|\bhf_[A-Za-z0-9]{30,}|\bgsk_[A-Za-z0-9]{30,}|\bnpm_[A-Za-z0-9]{36}"
-    r"|(?<=Bearer )[A-Za-z0-9._~+/=-]{20,}"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[^\"]*?(?:-----END [A-Z ]*PRIVATE KEY-----|(?=\\?\")|\Z)"
-)
+
+
+def _shapes() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
+    """The shapes of keys: each by the word that it begins with, and that by a sign that is quicker to be found.
+
+    A pattern begins with plain letters, as `re` skips text up to these fast. The time that it takes grows with the
+    length of a text and no faster, whoever wrote that: no run of characters is looked at from each of its places.
+    """
+    plain, base64 = r"\w", "[A-Za-z0-9+/]"
+    kinds = [
+        ("-", ("sk-",), plain, r"(?=[\w-]{0,64}\d)[A-Za-z0-9_-]{20,}"),
+        ("_", ("sk_live_", "sk_test_", "rk_live_", "rk_test_"), plain, "[A-Za-z0-9]{16,}"),
+        ("_", ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "hf_", "gsk_"), plain, "[A-Za-z0-9]{30,}"),
+        ("_", ("github_pat_",), plain, r"\w{22,}"),
+        ("_", ("npm_",), plain, "[A-Za-z0-9]{36}"),
+        ("-", ("glpat-",), plain, r"[\w-]{20,}"),
+        ("-", ("xox",), plain, "[abeoprs]-[A-Za-z0-9-]{10,}"),
+        ("A", ("AKIA", "ASIA"), base64, "[0-9A-Z]{16}(?![A-Za-z0-9+/=])"),
+        ("A", ("AIza",), base64, r"[\w-]{35}"),
+        ("J", ("eyJ",), r"[\w-]", r"[\w-]{10,}+\.eyJ[\w-]{10,}+\.[\w-]{10,}"),
+        ("B", (BEARER,), r"\Z", "[A-Za-z0-9._~+/=-]{20,}"),
+        ("-", ("-----BEGIN ",), r"\Z", _PEM),
+    ]
+    found: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+    for sign, words, before, rest in kinds:
+        for word in words:
+            where = "" if before == r"\Z" else f"(?<!{before}{word})"
+            found.setdefault(sign, []).append((word, re.compile(word + where + rest, re.ASCII)))
+    return found
+
+
+_PEM: Final = r"[A-Z ]{0,40}PRIVATE KEY-----[^\"]*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|(?=\\?\")|\Z)"
+_SHAPES: Final = _shapes()
 _WORD: Final = string.ascii_letters + string.digits + "_+/.~=-"
 """What keys are made of."""
 
@@ -106,13 +121,19 @@ def masked(text: str, as_json: bool = False) -> str:
     for value, mark in _own()[as_json]:
         if value in text:
             text = text.replace(value, mark)
+    return _without_shapes(text, lambda key: "[masked: a key]")
+
+
+def _without_shapes(text: str, put: Callable[[str], str]) -> str:
+    """With `put` of each key of a known shape in its place."""
     if len(text) < SHAPE_MIN:
         return text
-    for sign, words in _HINTS.items():  # loops, since this is on the path of every event
+    for sign, kinds in _SHAPES.items():  # loops, since this is on the path of every event
         if sign in text:
-            for word in words:
+            for word, pattern in kinds:
                 if word in text:
-                    return _SHAPES.sub("[masked: a key]", text)
+                    kept = word if word == BEARER else ""
+                    text = pattern.sub(lambda found, kept=kept: kept + put(found[0][len(kept) :]), text)  # type: ignore[misc]
     return text
 
 
@@ -124,7 +145,7 @@ def starred(text: str, cut: bool = False) -> str:
         begun = _begun(text, value) if cut else len(text)
         if len(text) - begun >= CONFIGURED_MIN:
             text = text[:begun] + "*" * (len(text) - begun)
-    return _SHAPES.sub(lambda match: "*" * len(match[0]), text)
+    return _without_shapes(text, lambda key: "*" * len(key))
 
 
 def settled(text: str) -> int:

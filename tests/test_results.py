@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -22,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from perdure import Image
+from perdure import Image, ToolContext
 from perdure.actors.results import PART, RESULT_MAX, error_text, keep_all, plain_error, recorded
 from perdure.actors.values import DEPTH_MAX, ITSELF, TOO_DEEP, NoJsonForm, valid_text
 from perdure.store.events import canonical
@@ -161,6 +162,8 @@ def test_sets_have_one_order() -> None:
         (numpy.bool_(True), True),
         (numpy.str_("é"), "é"),
         (numpy.datetime64("2024-01-02"), "2024-01-02"),
+        (numpy.datetime64("2024-01-02T03:04:05.123456789"), "2024-01-02T03:04:05.123456789"),
+        (numpy.array(["2024-01-02T03", "NaT"], "datetime64[s]"), ["2024-01-02T03:00:00", "NaT"]),
         (numpy.array([[1, 2]]), [[1, 2]]),
         ({"deep": [numpy.uint8(3)]}, {"deep": [3]}),
     ],
@@ -194,6 +197,15 @@ def test_a_text_that_is_too_long_shows_its_beginning_and_end_and_is_kept_whole()
     assert f"[{len(text) - RESULT_MAX} of {len(text)} characters are left out here" in shown
     assert blobs[0].digest in shown and kept(blobs) == [text.encode()]
     assert recorded("x" * (RESULT_MAX - 2)) == (f'"{"x" * (RESULT_MAX - 2)}"', ())
+
+
+def test_what_a_child_has_written_is_kept_whole_however_much_it_is() -> None:
+    context = ToolContext("r", 0, "t0c0", 1, "key", 0.0)
+    said = context.run_process(["sh", "-c", "yes 'task-1: a line of a log' | head -c 200000000"]).stdout
+    began = time.monotonic()
+    content, (blob,) = recorded(said)
+    assert len(content) < RESULT_MAX + 5_000 and len(blob.data) == len(said) == 200_000_000
+    assert time.monotonic() - began < 30, "it would not be done within the time of an attempt"
 
 
 def test_another_value_that_is_too_long_is_shown_as_its_json() -> None:

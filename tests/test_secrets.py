@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any, get_args
 
@@ -94,6 +95,14 @@ def test_a_key_of_a_known_shape_is_masked_in_any_text(key: str) -> None:
 )
 def test_other_text_is_left_as_it_is(text: str) -> None:
     assert masked(text) is text
+
+
+@pytest.mark.parametrize("begin", ["sk-", "sk-a", "eyJ-", "eyJabcdefghijk.", "-----BEGIN ", "Bearer ", "AKIA", "ghp_a"])
+def test_no_text_takes_long_to_be_masked(begin: str) -> None:
+    began = time.monotonic()
+    text = begin * (300_000 // len(begin))
+    assert masked(text) and starred(text)
+    assert time.monotonic() - began < 5
 
 
 def test_a_value_is_masked_as_text_and_as_json() -> None:
@@ -206,6 +215,8 @@ def test_a_result_is_masked_before_it_is_cut() -> None:
     content, blobs = recorded("x" * 47_990 + KEY + "x" * 100_000)
     assert KEY[:10] not in content and KEY.encode() not in blobs[0].data
     assert json.loads(recorded({"env": [KEY, QUOTED]}).content) == {"env": ["[masked: SOME_API_KEY]", "[masked: LINE]"]}
+    content, blobs = recorded(("x" * 47_990 + KEY + "x" * 100_000).encode())
+    assert KEY[:10] not in content and KEY.encode() not in blobs[0].data
     assert KEY not in error_text(ValueError(KEY * 1000))
 
 
