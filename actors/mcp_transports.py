@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 import logging
 import os
 import subprocess
@@ -24,7 +25,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 from mcp.client.stdio import get_default_environment
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
-from mcp_types import jsonrpc_message_adapter
+from mcp_types import JSONRPCMessage, jsonrpc_message_adapter
 from pydantic import ValidationError
 
 from ..store.errors import PerdureError
@@ -32,6 +33,7 @@ from .children import MARK, Named, alive, below, die_with, end_all
 from .digits import deliver, delivered
 from .kernel import process_started
 from .servers import MCPServer
+from .values import NoJsonForm, json_form
 
 log = logging.getLogger(__name__)
 _Message = SessionMessage | Exception
@@ -131,15 +133,26 @@ async def _read(name: str, reader: asyncio.StreamReader, link: Link) -> None:
     async with link.to_session:
         with contextlib.suppress(ValueError, ConnectionError, anyio.BrokenResourceError, anyio.ClosedResourceError):
             while line := await reader.readline():  # ValueError: one that is too long
-                try:
-                    message = jsonrpc_message_adapter.validate_json(line, by_name=False)
-                except ValidationError:
-                    if line.strip() and not strays:
-                        log.warning("MCP server %s prints what is no message, which is skipped: %.200r", name, line)
-                    strays += 1
-                else:
+                if message := _message(line):
                     await link.to_session.send(SessionMessage(message))
+                    continue
+                if line.strip() and not strays:
+                    log.warning("MCP server %s prints what is no message, which is skipped: %.200r", name, line)
+                strays += 1
         link.closed = True
+
+
+def _message(line: bytes) -> JSONRPCMessage | None:
+    """The message that a line is. JavaScript writes lone surrogates, which pydantic does not read."""
+    try:
+        return jsonrpc_message_adapter.validate_json(line, by_name=False)
+    except ValidationError:
+        if b"\\ud" not in line and b"\\uD" not in line:
+            return None
+    try:
+        return jsonrpc_message_adapter.validate_python(json_form(json.loads(line)), by_name=False)
+    except (ValueError, NoJsonForm, RecursionError):
+        return None
 
 
 async def _write(writer: asyncio.StreamWriter, messages: MemoryObjectReceiveStream[SessionMessage]) -> None:

@@ -122,6 +122,7 @@ def test_the_time_of_a_call_does_not_begin_before_the_sdk_is_there(monkeypatch: 
         ("image", [{"type": "image", "data": fake_mcp.PIXEL, "media_type": "image/png"}]),
         ("structured", {"id": 9007199254740993}),
         ("nothing", ""),
+        ("half", "half \\ud83d an emoji"),
     ],
 )
 def test_content_of_every_kind_is_passed_on(do: str, expected: Any) -> None:

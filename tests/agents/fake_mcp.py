@@ -74,6 +74,8 @@ def act(name: str, arguments: dict[str, Any], meta: dict[str, Any]) -> dict[str,
             return text(" ".join(sorted(os.environ)))
         case "price":
             return text(arguments["price"])
+        case "half":
+            return text("half \ud83d an emoji")
         case "junk":
             return {"content": "junk"}
     return text(f"{name} {do}")
