@@ -188,7 +188,9 @@ class _Command:
         usage = ", ".join(f"{count} {kind.removesuffix('_tokens')}" for kind, count in report.usage if count)
         speed = f"{ended_now} runs in {duration(wall_s)}, {ended_now / wall_s:.1f} runs/s"
         say = self._terminal.say if self._options["as_json"] else self._terminal.put
-        say(f"{words(dict(report.statuses))}; {speed}; tokens: {usage or '0'}")
+        codes = ", ".join(f"{count} {code}" for code, count in report.errors.most_common())
+        why = f" (failed: {codes})" if codes else ""
+        say(f"{words(dict(report.statuses))}{why}; {speed}; tokens: {usage or '0'}")
         if self._batch.budget is not None:
             say(budget_line(await find_budget(event_log, self._batch.budget)))
         return exit_of(report.statuses)
@@ -197,6 +199,5 @@ class _Command:
         for sample_id, outcome in report.failures:
             self._terminal.say(f"failed  {line(sample_id, 60)}: {outcome.error}: {line(outcome.message or '')}")
         if report.errors.total() > len(report.failures):
-            kinds = ", ".join(f"{count} {code}" for code, count in report.errors.most_common())
             more = f"perdure {at_store(self._db)}list --status failed --batch {shlex.quote(self._batch.name)}"
-            self._terminal.say(f"failed in all: {kinds}; see {more}")
+            self._terminal.say(f"{report.errors.total()} failed in all: {more}")

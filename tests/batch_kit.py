@@ -42,7 +42,8 @@ def completes(create: Create) -> Event:
 
 def fails(create: Create) -> Event:
     """A run's failure."""
-    return RunFailed(code="model_error", message="the model said \x1b[31mno\x1b[0m", phase="model")
+    code = "refusal" if create.event.sample == "1" else "model_error"
+    return RunFailed(code=code, message="the model said \x1b[31mno\x1b[0m", phase="model")
 
 
 async def play(event_log: SqlLog, creates: Sequence[Create], end: Callable[[Create], Event] = completes) -> None:

@@ -181,7 +181,7 @@ async def test_results_come_in_the_order_of_the_data_set_with_their_errors(tmp_p
     found = [result async for result in results(log, batch, report)]
     assert [result["id"] for result in found] == ["0", "1", "2", "3"]
     assert found[0]["output"] == "done with q0" and found[0]["error"] is None
-    assert (found[1]["status"], found[1]["error"], found[1]["output"]) == ("failed", "model_error", None)
+    assert (found[1]["status"], found[1]["error"], found[1]["output"]) == ("failed", "refusal", None)
     assert report.usage.input_tokens == 40
     assert [sample for sample, _ in report.failures] == ["1"]
 

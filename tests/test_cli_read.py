@@ -285,10 +285,10 @@ def test_a_batch_that_is_done_reports_without_a_cluster(tmp_path: Path, agent: s
     data.write_text("".join(f'{{"id": {n}, "input": "q{n}"}}\n' for n in range(3)))
     done = perdure("batch", agent, data, "--db", db, "--output", tmp_path / "out.jsonl", "--json")
     assert done.exit_code == 1
-    assert [json.loads(line)["error"] for line in done.stdout.splitlines()] == ["model_error"] * 3
+    assert [json.loads(line)["error"] for line in done.stdout.splitlines()] == ["model_error", "refusal", "model_error"]
     assert done.stdout == (tmp_path / "out.jsonl").read_text()
     assert "failed  0: model_error: the model said \\x1b[31mno" in done.stderr
-    assert "3 failed" in done.stderr.splitlines()[-1]
+    assert "3 failed (failed: 2 model_error, 1 refusal)" in done.stderr.splitlines()[-1]
 
 
 def test_status_and_down_work_where_nothing_runs(store: Path, tmp_path: Path) -> None:
