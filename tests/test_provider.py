@@ -333,6 +333,7 @@ DONE = Says([Text("Done.")])
         ("anthropic", Says([Text("Half an answer")], cut_after=4)),
         ("anthropic", Says([Text("Half an answer")], ends_after=4)),
         ("anthropic", Says(frames=[_error("overloaded_error", "Overloaded")])),
+        ("anthropic", Says([Text("Half")], ends_after=4, error=_error("overloaded_error", "Overloaded"))),
         ("openai", Fault(429, _error("requests", "slow down"), {"retry-after": "2"})),
         ("openai", Fault(429, _error("requests", "You exceeded your current quota for requests per minute"))),
         ("openai", Fault(503, _error("server_error", "overloaded"))),
@@ -341,6 +342,7 @@ DONE = Says([Text("Done.")])
         ("openai", Says([Text("Half an answer")], ends_after=3)),
         ("openai", Says([Call("look", '{"x": 1}')], ends_after=3)),
         ("openai", Says(frames=[_error("server_error", "The server is overloaded")])),
+        ("openai", Says([Text("Half")], ends_after=2, error=_error("server_error", "The server is overloaded"))),
     ],
 )
 async def test_what_passes_is_waited_out_and_asked_again(kind: str, trouble: Any) -> None:

@@ -21,6 +21,7 @@ from .wire_play import (
     Thinking,
     anthropic_frames,
     chunk,
+    ended,
     fragment,
     openai_frames,
     usage_chunk,
@@ -139,7 +140,7 @@ class Wire:
             frames = responses_frames(play)
         else:
             frames = anthropic_frames(play) if anthropic else openai_frames(play, asked.body)
-        return await self._stream(asked, play, frames, reader, writer)
+        return await self._stream(asked, play, ended(play, frames), reader, writer)
 
     async def _plain(self, writer: asyncio.StreamWriter, fault: Fault) -> None:
         body = fault.body.encode() if isinstance(fault.body, str) else json.dumps(fault.body).encode()
@@ -160,8 +161,6 @@ class Wire:
             if number == play.cut_after:
                 writer.transport.abort()
                 return False
-            if number == play.ends_after:
-                break
             if number == play.wait_after and not await self._waited(asked, reader):
                 return False
             data = frame.encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +43,8 @@ class Says:
     """After how many frames the connection is cut."""
     ends_after: int | None = None
     """After how many frames the stream ends as if it were over."""
+    error: dict[str, Any] | None = None
+    """What comes last in a stream that ends so."""
     wait_after: int | None = None
     """After how many frames the server waits for `Wire.go`, or for its client to leave."""
     refusal: str = ""
@@ -65,6 +68,13 @@ class Fault:
 def pieces(text: str) -> list[str]:
     size = max(7, len(text) // 50)
     return [text[at : at + size] for at in range(0, len(text), size)]
+
+
+def ended(says: Says, frames: Iterator[str]) -> Iterator[str]:
+    """The frames, as far as they come."""
+    yield from itertools.islice(frames, says.ends_after)
+    if says.error is not None:
+        yield f"event: error\ndata: {json.dumps(says.error)}\n\n"
 
 
 # -- Anthropic --------------------------------------------------------------------------------------------
