@@ -47,17 +47,17 @@ class Time:
 
 
 class Service:
-    """A provider: each request takes a second; `trouble` says what it has with the n-th, if any."""
+    """A provider: each request takes `takes_s`; `trouble` says what it has with the n-th, if any."""
 
-    def __init__(self, time: Time, trouble: Callable[[int, float], Passing | None]) -> None:
-        self.time, self.trouble = time, trouble
+    def __init__(self, time: Time, trouble: Callable[[int, float], Passing | None], takes_s: float = 1) -> None:
+        self.time, self.trouble, self.takes_s = time, trouble, takes_s
         self.asked: list[float] = []
         self.answers = 0
 
     async def __call__(self) -> str:
         number, at = len(self.asked), self.time.now
         self.asked.append(at)
-        await self.time.sleep(1)
+        await self.time.sleep(self.takes_s)
         if trouble := self.trouble(number, at):
             raise trouble
         self.answers += 1
@@ -103,6 +103,31 @@ async def test_a_wait_that_the_provider_names_holds_for_all_and_no_run_fails() -
     assert service.answers == 200 and len(limited) > 50
     early = [at for at in service.asked for told in limited if told < at < told + 2]
     assert early == [], "somebody asked before the time was over"
+
+
+async def test_a_limit_that_hits_every_other_request_for_ever_fails_no_run() -> None:
+    time, pace = paced()
+    chance = random.Random(3)
+    service = Service(time, lambda n, at: Passing(TROUBLE, limited=True) if chance.random() < 0.5 else None, 0.01)
+    await time.let(batch(pace, service, 200, 50))
+    assert service.answers == 200 and time.now > PATIENCE_S
+
+
+async def test_a_request_that_is_limited_for_ever_while_others_are_answered_ends() -> None:
+    time, pace = paced()
+    never = Service(time, lambda n, at: Passing(TROUBLE, limited=True))
+    others = Service(time, lambda n, at: None)
+
+    async def both() -> None:
+        failing = asyncio.create_task(pace.answered(never))
+        while not failing.done():
+            await pace.answered(others)
+            await time.sleep(60)
+        with pytest.raises(ModelError):
+            await failing
+
+    await time.let(both())
+    assert 100 <= len(never.asked) < 110
 
 
 async def test_the_rate_drops_for_all_and_recovers() -> None:

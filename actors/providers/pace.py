@@ -33,7 +33,10 @@ RELIEF: Final = 0.8
 DISTANCE_MIN_S: Final = 0.01
 """A distance below this one is none."""
 PATIENCE_S: Final = 900.0
-"""How long a request is made again that fails in passing."""
+"""How long a request is made again that fails in passing; for a trouble with all requests, how long after anybody's was
+answered last."""
+FAILURES_MAX: Final = 100
+"""Of one request, as long as others are answered."""
 
 
 class Passing(Exception):
@@ -63,6 +66,7 @@ class Pace:
     _troubles: int = 0
     """How often in a row something failed in passing; requests that were under way together count once."""
     _troubled_at: float = float("-inf")
+    _answered_at: float = float("-inf")
 
     async def answered(self, ask: Callable[[], Awaitable[_T]]) -> _T:
         """The answer to a request, made again while it fails in passing. Raises what `ask` raises, in the place of a
@@ -77,7 +81,9 @@ class Pace:
                 failed_at = failed_at if failures else self.clock()
                 failures += 1
                 pause = self._trouble(asked_at, failures, failed)
-                if self.clock() + pause - failed_at > PATIENCE_S:
+                waits = failed.limited and failures < FAILURES_MAX
+                since = max(failed_at, self._answered_at) if waits else failed_at
+                if self.clock() + pause - since > PATIENCE_S:
                     raise failed.error from failed
                 await self.sleep(pause)
                 if failed.heard:
@@ -131,5 +137,5 @@ class Pace:
         return float(min(PAUSE_MAX_S, PAUSE_FIRST_S * 2 ** min(failures - 1, 20)) * self.chance.uniform(0.5, 1))
 
     def _recover(self) -> None:
-        self._troubles = 0
+        self._troubles, self._answered_at = 0, self.clock()
         self.distance_s = self.distance_s * RELIEF if self.distance_s * RELIEF > DISTANCE_MIN_S else 0.0
