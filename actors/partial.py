@@ -37,9 +37,11 @@ def heard(partial: Partial | None, event: AssistantDelta) -> Partial | None:
 
 def interrupted(partial: Partial, turn_index: int, prompt_characters: int) -> AssistantInterrupted:
     """What a call has cost that came to nothing: what the model told, or else an estimate from characters."""
-    usage = partial.told or Usage(input_tokens=_tokens(prompt_characters))
+    usage = partial.told or Usage()
+    if usage == Usage(output_tokens=usage.output_tokens):
+        usage = usage.model_copy(update={"input_tokens": tokens_in(prompt_characters)})
     if not partial.complete:
-        output = max(usage.output_tokens, _tokens(len(partial.text)))
+        output = max(usage.output_tokens, tokens_in(len(partial.text)))
         usage = usage.model_copy(update={"output_tokens": output})
     return AssistantInterrupted(turn_index=turn_index, usage=usage, estimated=not partial.complete)
 
@@ -58,5 +60,6 @@ def unfinished(events: Iterable[Event]) -> Partial | None:
     return partial
 
 
-def _tokens(characters: int) -> int:
+def tokens_in(characters: int) -> int:
+    """An estimate."""
     return -(-characters // CHARACTERS_PER_TOKEN)

@@ -7,11 +7,10 @@ import json
 from typing import Any
 
 import pytest
-from pydantic_ai.messages import BinaryContent, FilePart, ModelResponse, TextPart
 from pydantic_ai.models.test import TestModel
 
 from perdure.actors.model import ModelError, Stream
-from perdure.actors.providers import translate
+from perdure.actors.partial import Partial, interrupted
 from perdure.actors.providers.provider import Provider
 from perdure.store.events import Usage, canonical
 
@@ -171,51 +170,6 @@ async def test_a_model_is_told_at_the_end_of_a_request_when_few_turns_remain(kin
     assert "3 turns remain" in second and "3 turns remain" not in first and first == third
 
 
-@BOTH
-async def test_images_of_a_user_are_sent_as_images(kind: str) -> None:
-    blocks = [
-        {"type": "text", "text": "What is this?"},
-        {"type": "image", "media_type": "image/png", "data": "iVBORw0="},
-    ]
-    async with Wire(Says([Text("A dot.")]), Says([Text("A list.")])) as wire:
-        provider = opened(kind, wire)
-        await asked(provider, request([{"role": "user", "content": blocks}]))
-        await asked(provider, request([{"role": "user", "content": [1, {"type": "text"}]}]))
-        image, plain = (each.body["messages"][-1]["content"] for each in wire.served)
-    assert "iVBORw0=" in json.dumps(image) and image[0]["text"] == "What is this?"
-    assert '[1,{\\"type\\":\\"text\\"}]' in json.dumps(plain)
-
-
-PNG = {"type": "image", "media_type": "image/png", "data": "iVBORw0="}
-
-
-@ALL
-async def test_images_of_tools_are_sent_as_images(kind: str) -> None:
-    two = Says([Call("look", id="a"), Call("look", id="b")])
-    async with Wire(two, Says([Text("Dots.")])) as wire:
-        provider = opened(kind, wire)
-        results = canonical(PNG), canonical(["Two:", PNG, {"x": 1}, PNG])
-        await asked(provider, request([HELLO, *said(await asked(provider), *results)]))
-        sent = wire.served[1].raw.decode()
-    assert (
-        sent.count("iVBORw0=") == 3 and sent.count("image/png") == 3 and "Two:" in sent and "BinaryContent" not in sent
-    )
-
-
-def test_an_image_of_a_model_is_named_in_the_text_and_kept_as_it_is() -> None:
-    picture = FilePart(BinaryContent(b"\x89PNG\xff", media_type="image/png"), id="i", provider_name="google")
-    reply = translate.reply(ModelResponse(parts=[TextPart("Here: "), picture], finish_reason="stop"), None)
-    assert reply.text == "Here: [image/png, 5 bytes]"
-    kept = reply.model_copy(update={"native": json.loads(json.dumps(reply.native))})
-    (_, back, _) = translate.conversation(request([HELLO, *said(kept), HELLO]))
-    (_, shown) = back.parts
-    assert isinstance(shown, FilePart) and (shown.content.data, shown.content.media_type) == (
-        b"\x89PNG\xff",
-        "image/png",
-    )
-    assert (shown.id, shown.provider_name) == ("i", "google")
-
-
 @ALL
 async def test_an_empty_result_is_no_empty_message(kind: str) -> None:
     async with Wire(Says([Text(""), Call("look")]), Says([Text("Done.")])) as wire:
@@ -223,17 +177,6 @@ async def test_an_empty_result_is_no_empty_message(kind: str) -> None:
         odd = request(instructions="Be \ud800 brief.")
         assert (await asked(provider, request([HELLO, *said(await asked(provider, odd), '""')]))).text == "Done."
         assert b"(empty)" in wire.served[1].raw
-
-
-@BOTH
-async def test_of_many_images_the_newest_are_sent_and_the_oldest_are_left_out_together(kind: str) -> None:
-    async with Wire(*[Says([Call("look")])] * 26) as wire:
-        provider = opened(kind, wire)
-        messages: list[Any] = [HELLO]
-        for turn in range(26):
-            messages += said(await asked(provider, request(messages)), canonical(PNG), turn=turn)
-        shown = [each.raw.count(b"iVBORw0=") for each in wire.served]
-    assert shown == [*range(21), 11, 12, 13, 14, 15]
 
 
 @ALL
@@ -375,6 +318,22 @@ async def test_a_server_that_falls_silent_is_asked_again_once_the_timeout_is_ove
     async with Wire(Says([Text("x")], wait_after=0), DONE) as wire:
         assert (await asked(opened(kind, wire), timeout=0.05)).text == "Done."
         assert len(wire.asked) == 2
+
+
+@BOTH
+async def test_what_was_thought_until_a_call_is_given_up_is_in_its_estimate(kind: str) -> None:
+    blocks = (Thinking("Hm. " * 400, "sig"), Call("look", '{"x": 1}'), Text("So."))
+    async with Wire(Says(blocks, tokens=(70, 0, 0, 9), wait_after=55)) as wire:
+        stream = Stream()
+        asking = asyncio.create_task(opened(kind, wire).answer(request(), {}, stream))
+        await wire.reached.wait()
+        async with asyncio.timeout(20):
+            while not (stream.told and stream.told.output_tokens >= 400):  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        asking.cancel()
+    lost = interrupted(Partial("", stream.told, complete=False), 0, 4_000)
+    assert lost.estimated and 400 <= lost.usage.output_tokens < 420
+    assert lost.usage.input_tokens == (70 if kind == "anthropic" else 1_000)
 
 
 async def test_a_call_that_is_given_up_closes_its_connection() -> None:

@@ -111,8 +111,9 @@ async def test_a_word_that_may_become_a_key_waits_for_its_end() -> None:
     case.sent.put_nowait("It is ")
     await case.has_said("It is ")
     case.sent.put_nowait("sk-proj-abcdefghij")
-    await until(lambda: bool(case.owner._reception and "sk" in case.owner._reception.stream.received))
-    await until(lambda: Reception.waiting == 0)
+    async with asyncio.timeout(20):
+        while "sk" not in case.owner._reception.stream.received or Reception.waiting:  # type: ignore[union-attr] # noqa: ASYNC110
+            await asyncio.sleep(0.001)
     case.sent.put_nowait("klmnop1234567890 is it")
     await case.has_said(f"It is {'*' * 34} is ")
     case.sent.put_nowait(ANSWER)

@@ -18,6 +18,10 @@ from pydantic_ai.messages import (
     PartStartEvent,
     TextPart,
     TextPartDelta,
+    ThinkingPart,
+    ThinkingPartDelta,
+    ToolCallPart,
+    ToolCallPartDelta,
 )
 from pydantic_ai.models import Model as ProviderModel
 from pydantic_ai.models import create_async_httpx2_client, infer_model, parse_model_id
@@ -28,6 +32,7 @@ from ...store.events import Usage
 from ..digits import deliver
 from ..kernel import runtime_folder
 from ..model import ModelError, ModelReply, ModelRequest, Stream
+from ..partial import tokens_in
 from ..results import valid_text
 from . import installs, translate
 from .failures import ADVICE, BROKEN_STREAM, failure, named
@@ -120,14 +125,14 @@ class Provider:
 
         async def response() -> ModelResponse:
             nonlocal heard
-            heard = False
+            heard, hearing = False, _Hearing(stream)
             try:
                 async with model_request_stream(
                     self.model, messages, model_settings=said, model_request_parameters=parameters
                 ) as coming:
                     async for event in coming:
                         heard = True
-                        _pass_on(event, translate.tokens(coming.usage), stream)
+                        hearing.take(event, translate.tokens(coming.usage))
                     return coming.get()
             except NotImplementedError:  # pydantic-ai has no streams of this provider's
                 return await model_request(
@@ -151,11 +156,27 @@ class Provider:
         return await self.pace.answered(ask)
 
 
-def _pass_on(event: ModelResponseStreamEvent, usage: Usage, stream: Stream) -> None:
-    if text := _text(event):
-        stream.text(valid_text(text))
-    if usage != (stream.told or Usage()):
-        stream.usage(usage)
+class _Hearing:
+    """Passes on what comes. What is no text of the answer, its thoughts for one, has its cost all the same: that is
+    estimated until the provider tells it."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream, self._told, self._characters = stream, Usage(), 0
+        self._has_more = False
+        """Than text."""
+
+    def take(self, event: ModelResponseStreamEvent, usage: Usage) -> None:
+        text, unseen = _text(event), _unseen(event)
+        self._characters += len(text) + len(unseen)
+        self._has_more = self._has_more or bool(unseen)
+        if text:
+            self._stream.text(valid_text(text))
+        if usage != self._told:
+            self._told = usage
+            self._stream.usage(usage)
+        if self._has_more:
+            output = max(usage.output_tokens, tokens_in(self._characters))
+            self._stream.told = usage.model_copy(update={"output_tokens": output})
 
 
 def _text(event: ModelResponseStreamEvent) -> str:
@@ -163,5 +184,14 @@ def _text(event: ModelResponseStreamEvent) -> str:
         case PartStartEvent(part=TextPart(content=text)):
             return text
         case PartDeltaEvent(delta=TextPartDelta(content_delta=text)):
+            return text
+    return ""
+
+
+def _unseen(event: ModelResponseStreamEvent) -> str:
+    match event:
+        case PartStartEvent(part=ThinkingPart(content=str(text)) | ToolCallPart(args=str(text))):
+            return text
+        case PartDeltaEvent(delta=ThinkingPartDelta(content_delta=str(text)) | ToolCallPartDelta(args_delta=str(text))):
             return text
     return ""
