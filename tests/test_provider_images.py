@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -77,3 +78,15 @@ async def test_of_many_images_the_newest_are_sent_and_the_oldest_are_left_out_to
             messages += said(await asked(provider, request(messages)), canonical(PNG), turn=turn)
         shown = [each.raw.count(b"iVBORw0=") for each in wire.served]
     assert shown == [*range(21), 11, 12, 13, 14, 15]
+
+
+@ALL
+async def test_an_image_that_providers_refuse_goes_to_none(kind: str) -> None:
+    jpeg = {"type": "image", "media_type": "image/png", "data": base64.b64encode(b"\xff\xd8\xff\xe0").decode()}
+    drawing = {"type": "image", "media_type": "image/svg+xml", "data": base64.b64encode(b"<svg/>").decode()}
+    async with Wire(Says([Call("look")]), Says([Text("Seen.")])) as wire:
+        provider = opened(kind, wire)
+        await asked(provider, request([HELLO, *said(await asked(provider), canonical([jpeg, drawing]))]))
+        sent = wire.served[1].raw.decode()
+    assert "image/jpeg" in sent and "image/png" not in sent, "it is what it is, not what it is said to be"
+    assert "[image/svg+xml, 6 bytes: left out" in sent and drawing["data"] not in sent

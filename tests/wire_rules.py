@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 NAME = re.compile(r"^[a-zA-Z0-9_-]{1,64}$")
 
 
@@ -77,6 +78,8 @@ def _blocks(number: int, blocks: Sequence[dict[str, Any]], signed: Mapping[str, 
         match block:
             case {"type": "text", "text": str(text)} if not text.strip():
                 yield f"messages.{number}: text content blocks must be non-empty"
+            case {"type": "image", "source": {"media_type": kind}} if kind not in IMAGES:
+                yield f"messages.{number}.image.source.media_type: Input should be one of {IMAGES}"
             case {"type": "tool_result", "content": list(inner)}:
                 yield from _blocks(number, inner, signed)
             case {"type": "tool_use", "name": name, "input": given}:

@@ -24,6 +24,11 @@ IMAGES_STEP: Final = 10
 LEFT_OUT: Final = "[an image was here; it is left out, since newer ones followed]"
 
 
+KINDS: Final = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif", b"RIFF": "image/webp"}
+"""The images that every provider takes, by their first bytes. One of another kind, or of another than it says, would be
+refused in every later request."""
+
+
 class Album:
     """The images of one conversation, oldest first. Some of the oldest are left out where there are too many; a longer
     conversation leaves out those too."""
@@ -55,7 +60,13 @@ class Album:
         if self._left_out and _is_image(block):
             self._left_out -= 1
             return LEFT_OUT
-        return block
+        if not isinstance(block, BinaryContent):
+            return block
+        kind = next((kind for begin, kind in KINDS.items() if block.data.startswith(begin)), None)
+        if kind is None:
+            said = valid_text(block.media_type)
+            return f"[{said}, {len(block.data)} bytes: left out, as it is no PNG, JPEG, GIF or WebP image]"
+        return BinaryContent(block.data, media_type=kind)
 
 
 IMAGE: Final = '"type":"image"'
