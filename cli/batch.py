@@ -37,6 +37,7 @@ from .options import (
     json_option,
     limit_options,
     model_option,
+    without_password,
 )
 from .progress import ended, shown, words
 from .terminal import Terminal
@@ -163,7 +164,7 @@ class _Command:
 
     def _farewell(self) -> None:
         done, total = ended(self._counts), self._plan.total
-        again = shlex.join(["perdure", *sys.argv[1:]])
+        again = without_password(shlex.join(["perdure", *sys.argv[1:]]))
         self._terminal.say(f"\ninterrupted with {done} of {total} done; the rest stays resumable: {line(again, None)}")
 
     async def _report(self, event_log: SqlLog, ended_now: int, wall_s: float) -> int:
@@ -179,7 +180,7 @@ class _Command:
         self._say_failures(report)
         if missing := self._plan.total - report.statuses.total():
             options = sys.argv[1:] if self._options["retry_failed"] else [*sys.argv[1:], "--retry-failed"]
-            again = line(shlex.join(["perdure", *options]), None)
+            again = line(without_password(shlex.join(["perdure", *options])), None)
             self._terminal.say(f"{missing} were not launched, as they would have failed likewise; to go on: {again}")
         if waiting := report.statuses[Status.AWAITING_APPROVAL]:
             questions = f"perdure {at_store(self._db)}questions --batch {shlex.quote(self._batch.name)}"

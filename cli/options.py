@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
+import re
 import shlex
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, ParamSpec, TypeVar
@@ -13,6 +15,7 @@ import click
 from ..client.budgets import Caps, caps_of
 from ..store.engine import DEFAULT_STORE
 
+_PASSWORD: Final = re.compile(r"(://[^:/@\s]*:)[^/@\s]+(?=@)")
 P = ParamSpec("P")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -112,5 +115,12 @@ def key_values(_: click.Context, __: click.Parameter, pairs: tuple[str, ...]) ->
 
 
 def at_store(db: str) -> str:
-    """The option that a suggested command needs to find this store again."""
-    return "" if db == DEFAULT_STORE else f"--db {shlex.quote(db)} "
+    """The option that a suggested command needs to find this store again; a password is for the user to fill in."""
+    if db in (DEFAULT_STORE, os.environ.get("PERDURE_DB")):
+        return ""
+    return f"--db {shlex.quote(without_password(db))} "
+
+
+def without_password(text: str) -> str:
+    """A URL, or a command with one, as it is shown."""
+    return _PASSWORD.sub(r"\1***", text)

@@ -24,7 +24,7 @@ from ..actors.loading import LoadedAgent
 from ..actors.requests import Await, Ended, Launch, Nudge, Settings, Warm
 from ..actors.wire import Wire, exchanges, socket_path
 from ..store.budgets import Budget
-from ..store.engine import DEFAULT_STORE
+from ..store.engine import DEFAULT_STORE, target
 from ..store.errors import NotFound, UsageError
 from ..store.events import Settlement, Stored
 from ..store.log import Create, Refused
@@ -235,7 +235,7 @@ class Runtime:
         """Wait until a run ends, or waits for a person. Raises NotFound."""
         row = await self.log.run(run_id)
         if row is None:
-            raise NotFound(f"no run {run_id} in {self._store}")
+            raise NotFound(f"no run {run_id} in {target(self._store).name}")
         if row.status in LIVE:
             return await self._run(run_id).outcome()
         return await outcome_of_row(self.log, row)

@@ -17,6 +17,7 @@ from perdure.actors.results import error_text, recorded
 from perdure.actors.tools import tool
 from perdure.actors.turn import checked_arguments, turn_events
 from perdure.cli.exits import say_error
+from perdure.cli.options import at_store
 from perdure.cli.terminal import Terminal
 from perdure.store import secrets
 from perdure.store.errors import UsageError
@@ -232,6 +233,14 @@ async def test_a_call_whose_arguments_hold_a_secret_is_not_made() -> None:
     reply = ModelReply(tool_calls=(ToolUse(name="send", arguments={"key": KEY}),))
     events = await turn_events("r", 0, reply, agent)
     assert KEY not in repr(events) and isinstance(events[-1], ToolResult) and events[-1].is_error
+
+
+def test_a_command_that_is_suggested_shows_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "postgresql://me:hush@db.example.org:5432/runs"
+    assert at_store(url) == "--db 'postgresql://me:***@db.example.org:5432/runs' "
+    assert at_store("a:b@c.db") == "--db a:b@c.db "
+    monkeypatch.setenv("PERDURE_DB", url)
+    assert at_store(url) == ""
 
 
 def test_what_is_printed_is_masked_and_controls_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
