@@ -16,22 +16,24 @@ from .budgets import Budget
 from .errors import CorruptLog
 from .events import ApprovalRequested, Event, Stored, ToolCallRequested, ToolResult, decode
 from .log import Abandon, Append, Cancel, Check, Claim, Command, Create, Expire, Leave, Refused, Requeue, Verdict
+from .memory import SUPERVISOR
 from .rows import RunRow
 from .rules import Book, Key
 from .schema import budget_row, budget_values, call_row, call_values, event_values, run_row, run_values
-from .statements import Statements
+from .statements import Session, Statements
 
 
 def apply(
     connection: Connection, statements: Statements, commands: Sequence[Command], now: float
 ) -> tuple[list[Verdict], bool]:
     """Judge and write the commands in the transaction of `connection`; the verdicts and whether anything changed."""
-    run_rows = _load_runs(connection, statements, {command.run_id for command in commands})
-    book, request_seqs = _load_book(connection, statements, commands, run_rows, now)
-    tails = _load_tails(connection, statements, book, commands)
+    session = Session(connection)
+    run_rows = _load_runs(session, statements, {command.run_id for command in commands})
+    book, request_seqs = _load_book(session, statements, commands, run_rows, now)
+    tails = _load_tails(session, statements, book, commands)
     verdicts = [_judge(book, command, tails) for command in commands]
     if book.events:
-        _save(connection, statements, book, request_seqs)
+        _save(session, statements, book, request_seqs)
     return verdicts, bool(book.events)
 
 
@@ -44,13 +46,12 @@ def stored_event(run_id: str, row: Sequence[Any]) -> Stored:
         raise CorruptLog(f"run {run_id}, event {seq}: {error.message}") from error
 
 
-def _load_runs(connection: Connection, statements: Statements, ids: Iterable[str]) -> dict[str, RunRow]:
-    rows = connection.execute(statements.runs, {"ids": json.dumps(list(ids))}).all()
-    return {row[0]: run_row(row) for row in rows}
+def _load_runs(session: Session, statements: Statements, ids: Iterable[str]) -> dict[str, RunRow]:
+    return {row[0]: run_row(row) for row in session.rows(statements.runs, json.dumps(list(ids)))}
 
 
 def _load_book(
-    connection: Connection,
+    session: Session,
     statements: Statements,
     commands: Sequence[Command],
     run_rows: dict[str, RunRow],
@@ -60,27 +61,27 @@ def _load_book(
     keys = {key for command in commands if command.run_id in run_rows for key in _call_keys(command)}
     found: dict[Key, Sequence[Any]] = {}
     if run_rows:
-        wanted = {"ids": json.dumps(list(run_rows)), "keys": json.dumps(list(keys))}
-        found = {(row[0], row[1]): row for row in connection.execute(statements.calls, wanted).all()}
+        wanted = json.dumps(list(run_rows)), json.dumps(list(keys))
+        found = {(row[0], row[1]): row for row in session.rows(statements.calls, *wanted)}
     in_order = sorted(found.items(), key=lambda item: item[1][-1])
     supervisor = None
     if any(isinstance(command, (Claim, Abandon, Expire)) for command in commands):
-        supervisor = connection.scalar(statements.supervisor)
-    budgets = _load_budgets(connection, statements, commands, run_rows)
+        supervisor = next((row[0] for row in session.rows(statements.holder, SUPERVISOR)), None)
+    budgets = _load_budgets(session, statements, commands, run_rows)
     book = Book(run_rows, {key: call_row(row) for key, row in in_order}, supervisor, now, budgets)
     return book, {key: row[-1] for key, row in in_order}
 
 
 def _load_budgets(
-    connection: Connection, statements: Statements, commands: Sequence[Command], run_rows: dict[str, RunRow]
+    session: Session, statements: Statements, commands: Sequence[Command], run_rows: dict[str, RunRow]
 ) -> dict[str, Budget]:
     """The budgets that the runs share, or are to share."""
     names = {row.budget for row in run_rows.values()}
     names |= {command.event.budget for command in commands if isinstance(command, Create)}
     if not any(names):
         return {}
-    wanted = {"ids": json.dumps([name for name in names if name])}
-    return {row[0]: budget_row(row) for row in connection.execute(statements.budgets, wanted).all()}
+    wanted = json.dumps([name for name in names if name])
+    return {row[0]: budget_row(row) for row in session.rows(statements.budgets, wanted)}
 
 
 def _call_keys(command: Command) -> Iterator[Key]:
@@ -99,7 +100,7 @@ def _call_keys(command: Command) -> Iterator[Key]:
 
 
 def _load_tails(
-    connection: Connection, statements: Statements, book: Book, commands: Sequence[Command]
+    session: Session, statements: Statements, book: Book, commands: Sequence[Command]
 ) -> dict[str, list[Sequence[Any]]]:
     """The stored events that the commands have not seen, by run."""
     after: dict[str, int] = {}
@@ -109,7 +110,7 @@ def _load_tails(
             after[run_id] = min(seq, after.get(run_id, seq))
     tails: dict[str, list[Sequence[Any]]] = {}
     if after:
-        for row in connection.execute(statements.tails, {"after": json.dumps(list(after.items()))}).all():
+        for row in session.rows(statements.newer, json.dumps(list(after.items()))):
             tails.setdefault(row[0], []).append(row)
     return tails
 
@@ -124,16 +125,16 @@ def _judge(book: Book, command: Command, tails: dict[str, list[Sequence[Any]]]) 
     return book.judge(command, tail)
 
 
-def _save(connection: Connection, statements: Statements, book: Book, request_seqs: dict[Key, int]) -> None:
+def _save(session: Session, statements: Statements, book: Book, request_seqs: dict[Key, int]) -> None:
     rows = [event_values(run_id, stored) for run_id, appended in book.events.items() for stored in appended]
-    connection.exec_driver_sql(statements.insert_events, rows)
-    connection.exec_driver_sql(statements.put_runs, [run_values(book.runs[run_id]) for run_id in book.changed_runs])
+    session.write(statements.insert_events, rows)
+    session.write(statements.put_runs, [run_values(book.runs[run_id]) for run_id in book.changed_runs])
     if book.changed_calls:
         request_seqs = request_seqs | dict(_requests(book.events))
         changed = [call_values(book.calls[key[0]][key[1]], request_seqs[key]) for key in book.changed_calls]
-        connection.exec_driver_sql(statements.put_calls, changed)
+        session.write(statements.put_calls, changed)
     if book.budgets:
-        connection.exec_driver_sql(statements.put_budgets, [budget_values(one) for one in book.budgets.values()])
+        session.write(statements.put_budgets, [budget_values(one) for one in book.budgets.values()])
 
 
 def _requests(appended: dict[str, list[Stored]]) -> Iterator[tuple[Key, int]]:

@@ -180,19 +180,20 @@ blobs: Final = Table(
 
 _USAGE_AT: Final = list(runs.c.keys()).index(_USAGE[0])
 _CALL_FIELDS: Final = tuple(field.name for field in fields(CallRow))
+_UNSETTLED_AT: Final = _CALL_FIELDS.index("unsettled")
 _call_values: Final[Callable[[CallRow], tuple[Any, ...]]] = attrgetter(*_CALL_FIELDS)
 _usage_values: Final[Callable[[Usage], tuple[Any, ...]]] = attrgetter(*_USAGE)
 _lease_values: Final[Callable[[Lease], tuple[Any, ...]]] = attrgetter(*leases.c.keys())
 
 
 def run_row(row: Sequence[Any]) -> RunRow:
-    """The projection of a run from a row of `runs`."""
+    """The projection of a run from a row of `runs`; SQLite's driver gives a truth as a number."""
     run_id, status, *plain = row[:_USAGE_AT]
     usage = Usage(**dict(zip(_USAGE, row[_USAGE_AT:], strict=False)))
-    cancel, claim_id, charges, decisions, *rest = row[_USAGE_AT + len(_USAGE) : -2]
-    values: list[Any] = [run_id, Status(status), *plain, usage, cancel, claim_id]
+    cancel, claim_id, charges, decisions, error, end_seq, due_at, parked, *rest = row[_USAGE_AT + len(_USAGE) : -2]
+    values: list[Any] = [run_id, Status(status), *plain, usage, bool(cancel), claim_id]
     held = None if row[-2] is None else Amount(row[-2], Decimal(row[-1]))
-    values += [_parsed(charges), _parsed(decisions), *rest, held]
+    values += [_parsed(charges), _parsed(decisions), error, end_seq, due_at, bool(parked), *rest, held]
     return RunRow(*values)
 
 
@@ -234,7 +235,9 @@ def run_values(run: RunRow) -> tuple[Any, ...]:
 
 def call_row(row: Sequence[Any]) -> CallRow:
     """The projection of a call from a row of `calls`."""
-    return CallRow(*row[:-1])
+    values = [*row[:-1]]
+    values[_UNSETTLED_AT] = bool(values[_UNSETTLED_AT])
+    return CallRow(*values)
 
 
 def call_values(call: CallRow, request_seq: int) -> tuple[Any, ...]:

@@ -137,7 +137,12 @@ class SqlLog:
 
         try:
             return await self._write(work, "written")
-        except (ValueError, OverflowError, SQLAlchemyError) as error:  # a value that the database cannot hold
+        except (
+            ValueError,
+            OverflowError,
+            SQLAlchemyError,
+            sqlite3.DataError,
+        ) as error:  # a value that the database cannot hold
             if len(commands) == 1:
                 what = getattr(error, "orig", error)
                 return [Refused("illegal", f"run {commands[0].run_id!a}: a value cannot be stored: {what}")]

@@ -2,18 +2,23 @@
 
 A set of keys is one parameter: a JSON text that the database takes apart. So a statement is the same for a group of
 any size, is compiled once, and is joined key by key through an index (`(a, b) IN (VALUES ...)` makes SQLite scan).
+
+A commit hands the compiled texts to the driver itself: what SQLAlchemy does around each execution costs several times
+what SQLite does in it, and every step of every run waits for a commit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import (
     BigInteger,
+    Column,
     ColumnElement,
     CompoundSelect,
+    Connection,
     Dialect,
     FromClause,
     Select,
@@ -24,11 +29,11 @@ from sqlalchemy import (
     cast,
     func,
     insert,
+    literal_column,
     select,
 )
 from sqlalchemy.dialects import sqlite
 
-from .memory import SUPERVISOR
 from .schema import budgets, calls, events, leases, runs
 
 if TYPE_CHECKING:
@@ -39,22 +44,48 @@ _BUDGET_FIXED: Final = frozenset({"cap_tokens", "cap_cost"})
 _CALL_FIXED: Final = frozenset({"turn_index", "name", "request_seq"})
 
 
+class Session:
+    """Statements by their text, within a transaction of `connection`; parameters are in the order of the text."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        on_sqlite = connection.dialect.name == "sqlite"
+        self._sqlite: Any = connection.connection.driver_connection if on_sqlite else None
+
+    def rows(self, sql: str, *parameters: str) -> Sequence[Sequence[Any]]:
+        """What a statement reads."""
+        if self._sqlite is not None:
+            found: list[Sequence[Any]] = self._sqlite.execute(sql, parameters).fetchall()
+            return found
+        return self._connection.exec_driver_sql(sql, parameters).all()
+
+    def write(self, sql: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Carry a statement out for each row."""
+        if self._sqlite is not None:
+            self._sqlite.executemany(sql, rows)
+        else:
+            self._connection.exec_driver_sql(sql, [*rows])
+
+
 @dataclass(frozen=True, slots=True)
 class Statements:
-    """Reads as constructs, writes of many rows as SQL text with the columns in the table's order: building their
-    parameters in SQLAlchemy, row by row, costs more than the database does."""
+    """Reads outside of commits as constructs, all others as SQL text. The rows that are written have the columns in
+    the table's order."""
 
-    runs: Select[Any]
-    """By `ids`, a JSON list; the rows are locked where a database locks rows."""
-    calls: CompoundSelect[Any]
-    """The open calls of `ids` and the calls of `keys`, a JSON list of [run_id, tool_call_id]."""
+    runs: str
+    """By a JSON list of ids; the rows are locked where a database locks rows."""
+    calls: str
+    """The open calls of a JSON list of run ids, and the calls of a JSON list of [run_id, tool_call_id]."""
+    newer: str
+    """`tails` as text."""
     tails: Select[Any]
     """(run_id, seq, at, epoch, body) of the events behind `after`, a JSON list of [run_id, seq]."""
     places: Select[Any]
     """(run_id, seq, at, epoch, body) of single events, by `places`, a JSON list of [run_id, seq]."""
-    supervisor: Select[Any]
-    budgets: Select[Any]
-    """By `ids`, a JSON list of names; locked as runs are, and after them."""
+    holder: str
+    """The nonce of the lease of this name."""
+    budgets: str
+    """By a JSON list of names; locked as runs are, and after them."""
     insert_events: str
     put_runs: str
     put_calls: str
@@ -66,20 +97,26 @@ class Statements:
         unpack = _sqlite_pairs if on_sqlite else _postgres_pairs
         return cls(
             # in one order, so that two writers cannot wait for each other's rows
-            select(*runs.c).where(runs.c.run_id.in_(_ids(on_sqlite))).order_by(runs.c.run_id).with_for_update(of=runs),
-            _calls(unpack, _ids(on_sqlite)),
+            _read(_locked(runs, runs.c.run_id, _ids(on_sqlite)), dialect, "ids"),
+            _read(_calls(unpack, _ids(on_sqlite)), dialect, "ids", "keys"),
+            _read(_tails(unpack), dialect, "after"),
             _tails(unpack),
             _places(unpack),
-            select(leases.c.nonce).where(leases.c.name == SUPERVISOR).with_for_update(read=True),
-            select(*budgets.c)
-            .where(budgets.c.name.in_(_ids(on_sqlite)))
-            .order_by(budgets.c.name)
-            .with_for_update(of=budgets),
-            _sql(insert(events), events, dialect),
-            _sql(_upsert(runs, dialect, _RUN_FIXED), runs, dialect),
-            _sql(_upsert(calls, dialect, _CALL_FIXED), calls, dialect),
-            _sql(_upsert(budgets, dialect, _BUDGET_FIXED), budgets, dialect),
+            _read(_holder(), dialect, "name"),
+            _read(_locked(budgets, budgets.c.name, _ids(on_sqlite)), dialect, "ids"),
+            _write(insert(events), events, dialect),
+            _write(_upsert(runs, dialect, _RUN_FIXED), runs, dialect),
+            _write(_upsert(calls, dialect, _CALL_FIXED), calls, dialect),
+            _write(_upsert(budgets, dialect, _BUDGET_FIXED), budgets, dialect),
         )
+
+
+def _locked(table: Table, key: Column[Any], ids: Select[Any]) -> Select[Any]:
+    return select(*table.c).where(key.in_(ids)).order_by(key).with_for_update(of=table)
+
+
+def _holder() -> Select[Any]:
+    return select(leases.c.nonce).where(leases.c.name == bindparam("name")).with_for_update(read=True)
 
 
 _Pairs = tuple[FromClause, ColumnElement[Any], ColumnElement[Any]]
@@ -93,12 +130,14 @@ def _ids(on_sqlite: bool) -> Select[Any]:
 
 def _sqlite_pairs(name: str) -> _Pairs:
     pairs = func.json_each(bindparam(name)).table_valued("value", name="pairs")
-    return pairs, func.json_extract(pairs.c.value, "$[0]"), func.json_extract(pairs.c.value, "$[1]")
+    first, second = (func.json_extract(pairs.c.value, literal_column(f"'$[{n}]'")) for n in (0, 1))
+    return pairs, first, second
 
 
 def _postgres_pairs(name: str) -> _Pairs:
     pairs = func.jsonb_array_elements(_json(name)).table_valued("value", name="pairs")
-    return pairs, pairs.c.value.op("->>")(0), pairs.c.value.op("->>")(1)
+    first, second = (pairs.c.value.op("->>")(literal_column(str(n))) for n in (0, 1))
+    return pairs, first, second
 
 
 def _json(name: str) -> ColumnElement[Any]:
@@ -144,7 +183,13 @@ def _upsert(table: Table, dialect: Dialect, fixed: frozenset[str]) -> UpdateBase
     )
 
 
-def _sql(statement: UpdateBase, table: Table, dialect: Dialect) -> str:
+def _read(statement: Select[Any] | CompoundSelect[Any], dialect: Dialect, *names: str) -> str:
+    compiled = statement.compile(dialect=dialect)
+    assert tuple(compiled.positiontup or ()) == names
+    return str(compiled)
+
+
+def _write(statement: UpdateBase, table: Table, dialect: Dialect) -> str:
     keys = list(table.c.keys())
     compiled = statement.compile(dialect=dialect, column_keys=keys)
     assert compiled.positiontup == keys

@@ -88,9 +88,8 @@ def test_a_stored_event_of_version_1_is_read_as_it_was_written() -> None:
 async def test_no_statement_of_a_commit_reads_a_whole_table(log: SqlLog, path: Path) -> None:
     await with_calls(log)
     statements, connection = Statements.of(sqlite.dialect()), sqlite3.connect(path)
-    for statement in (statements.runs, statements.calls, statements.tails):
-        compiled = statement.compile(dialect=sqlite.dialect())
-        plan = connection.execute(f"EXPLAIN QUERY PLAN {compiled}", ["[]"] * len(compiled.params)).fetchall()
+    for sql in (statements.runs, statements.calls, statements.newer):
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {sql}", ["[]"] * sql.count("?")).fetchall()
         steps = [step[-1] for step in plan]
         assert not [step for step in steps if re.match(r"SCAN (runs|calls|events)", step)], steps
     connection.close()
