@@ -124,53 +124,57 @@ def begin(created: RunCreated) -> State:
 
 def evolve(state: State, event: Event) -> State:
     """The state after one more event. Raises IllegalTransition, naming state and event."""
-    before, turn = state.turn, _evolve_turn(state, event)
+    turn = _evolve_turn(state, event)
     open_calls = turn.open_calls if turn else ()
     status = status_after(state.status, event, len(open_calls), sum(call.waits for call in open_calls))
-    state = replace(state, seq=state.seq + 1, status=status, turn=turn)
+    return replace(state, seq=state.seq + 1, status=status, turn=turn, **_changes(state, event))
+
+
+def _changes(state: State, event: Event) -> dict[str, Any]:
+    """What an event changes in a state, but for the newest turn and the status."""
     match event:
         case RunClaimed():
-            return replace(state, epoch=event.epoch, reserved=None)
+            return {"epoch": event.epoch, "reserved": None}
         case CodeChanged():
-            return replace(state, changes=(*state.changes, event))
+            return {"changes": (*state.changes, event)}
         case NoticeInjected():
             if event.turn_index != state.turn_count:
-                raise IllegalTransition(status, event.type, f"turn {event.turn_index} is not due")
-            return replace(state, notices=(*state.notices, event))
+                raise IllegalTransition(state.status, event.type, f"turn {event.turn_index} is not due")
+            return {"notices": (*state.notices, event)}
         case TurnStarted():
             if event.turn_index != state.turn_count or state.turn_started:
-                raise IllegalTransition(status, event.type, f"turn {event.turn_index} is not due")
-            return replace(state, turn_started=True)
+                raise IllegalTransition(state.status, event.type, f"turn {event.turn_index} is not due")
+            return {"turn_started": True}
         case BudgetReserved():
             if event.turn_index != state.turn_count or not state.turn_started:
-                raise IllegalTransition(status, event.type, f"turn {event.turn_index} was not started")
-            return replace(state, reserved=event)
+                raise IllegalTransition(state.status, event.type, f"turn {event.turn_index} was not started")
+            return {"reserved": event}
         case BudgetReleased():
             if state.reserved is None or event.turn_index != state.turn_count:
-                raise IllegalTransition(status, event.type, "nothing is reserved")
-            return replace(state, reserved=None)
+                raise IllegalTransition(state.status, event.type, "nothing is reserved")
+            return {"reserved": None}
         case AssistantDelta():
-            return replace(state, partial=_heard(state, event))
+            return {"partial": _heard(state, event)}
         case AssistantInterrupted():
             if state.partial is None or state.partial.counted or event.turn_index != state.turn_count:
-                raise IllegalTransition(status, event.type, "no call is known that came to nothing")
-            return replace(_spent(state, event.usage), partial=replace(state.partial, counted=True))
+                raise IllegalTransition(state.status, event.type, "no call is known that came to nothing")
+            return {**_spent(state, event.usage), "partial": replace(state.partial, counted=True)}
         case AssistantMessage():
-            past = (*state.past, before) if before else state.past
-            return replace(_spent(state, event.usage), past=past, turn_started=False, partial=None, reserved=None)
+            spent = _spent(state, event.usage)
+            return {**spent, "past": state.turns, "turn_started": False, "partial": None, "reserved": None}
         case CancelRequested():
-            return replace(state, cancel=event)
+            return {"cancel": event}
         case RunCompleted() | RunFailed() | RunCancelled() | RunTimedOut():
-            return replace(state, end=event)
+            return {"end": event}
         case RunRequeued():
             limits = changed(state.limits, event.limits) if event.limits else state.limits
-            return replace(state, cancel=None, end=None, limits=limits, resumed=state.turn_count)
-    return state
+            return {"cancel": None, "end": None, "limits": limits, "resumed": state.turn_count}
+    return {}
 
 
-def _spent(state: State, usage: Usage) -> State:
+def _spent(state: State, usage: Usage) -> dict[str, Any]:
     spent = EXACT.add(state.cost, cost(state.prices, usage)) if state.prices else state.cost
-    return replace(state, usage=add_usage(state.usage, usage), cost=spent)
+    return {"usage": add_usage(state.usage, usage), "cost": spent}
 
 
 def _heard(state: State, event: AssistantDelta) -> Partial:

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from typing import Any, Final, Literal
 
 from ..store.budgets import Budget
@@ -20,15 +21,11 @@ from ..store.events import (
     AgentRef,
     AssistantDelta,
     BudgetReserved,
-    CodeChanged,
     Event,
     NoticeInjected,
     ProcessesChecked,
-    RunCancelled,
-    RunCompleted,
     RunFailed,
     Stored,
-    ToolCallRequested,
     ToolResult,
     TurnStarted,
 )
@@ -36,19 +33,20 @@ from ..store.log import Refused
 from .agent import Agent
 from .budgets import Share, smaller_share
 from .calls import Call
-from .changed import asked_anew, code_change, misfits
+from .changed import asked_anew, code_change
 from .loading import LoadedAgent
 from .machine import Ask as AskStep
-from .machine import CallModel, Finish, State, Wait, evolve, evolve_all, fold, next_step, uncounted
+from .machine import CallModel, Finish, State, Wait, evolve_all, fold, next_step, uncounted
 from .machine import Execute as ExecuteStep
 from .model import Interrupted, Model, ModelError, ModelReply, ModelRequest, delayed, make_model
 from .prompts import request_of
 from .reception import Reception
-from .requests import Ended, Execute, Executed, Start
+from .requests import Ended, Executed, Start
 from .results import valid_text
 from .servers import with_servers
 from .shares import charged, given_back, pause, reservation, share_of
 from .standing import judged
+from .submission import submission
 from .turn import asked_again, turn_events
 
 Ask = Callable[[Any], Awaitable[Any]]
@@ -74,6 +72,8 @@ class Owner:
         self._code: AgentRef
         """The version of the agent's code that this owner works with."""
         self._pending: list[Event] = []
+        self._outlook: tuple[State, tuple[Event, ...], State]
+        """A state, events after it, and what it is with them: each is folded once."""
         self._answers: dict[int, list[Event]] = {}
         """The model's answer to the turn that is due, as events."""
         self._reception: Reception | None = None
@@ -96,6 +96,7 @@ class Owner:
         """Drive the run until it ends, waits for somebody, or is lost to another owner."""
         start = self._start
         self._state = fold(start.events or await self._whole_log())
+        self._outlook = self._state, (), self._state
         self._code = start.agent or self._state.code
         try:
             while True:
@@ -129,7 +130,12 @@ class Owner:
 
     def _decided(self) -> State:
         """The state as it will be once what is pending is durable."""
-        return evolve_all(self._state, self._pending)
+        base, folded, state = self._outlook
+        if base is not self._state or any(a is not b for a, b in zip_longest(folded, self._pending[: len(folded)])):
+            folded, state = (), self._state
+        state = evolve_all(state, self._pending[len(folded) :])
+        self._outlook = self._state, tuple(self._pending), state
+        return state
 
     def _note_change(self) -> None:
         """Make it pending, before all else, that the agent's code is another than the log knows of."""
@@ -333,7 +339,8 @@ class Owner:
         """Make what is pending durable and get the open calls their results; fold whatever happened meanwhile. False
         when the journal did not do it."""
         try:
-            done: Executed = await self._ask(self._execute())
+            ask = submission(self._start, self._state, self._pending, self._code, self._agent)
+            done: Executed = await self._ask(ask)
         except Refused as refusal:
             await self._refused(refusal)
         except UsageError as error:
@@ -374,26 +381,3 @@ class Owner:
         if self._failures > FAILURES_MAX:
             self._pending = [RunFailed(code="internal_error", message=error.message, phase="journal")]
         await asyncio.sleep(CONFLICT_PAUSE_S * 2 ** min(self._failures, FAILURES_MAX))
-
-    def _execute(self) -> Execute:
-        state, events = self._state, tuple(self._pending)
-        as_known = evolve(state, events[0]) if events and isinstance(events[0], CodeChanged) else state
-        known = tuple(call.effective for call in as_known.open_calls)
-        ends = bool(events) and isinstance(events[-1], (RunCompleted, RunFailed, RunCancelled, ProcessesChecked))
-        plain = Execute(self._start.run_id, self._start.epoch, state.seq, events)
-        if ends or (not known and not any(isinstance(event, ToolCallRequested) for event in events)):
-            return plain
-        try:
-            agent, options = self._agent().agent, {}
-        except UsageError:
-            if state.cancel:  # nothing is started any more, and what runs is over without its code
-                return plain
-            raise
-        for name in {event.name for event in (*known, *events) if isinstance(event, ToolCallRequested)}:
-            if tool := agent.tool(name):
-                options[name] = tool.options
-        released = [call for call in as_known.open_calls if not call.waits]
-        unfit = misfits(released, agent) if as_known.changes else {}
-        start = self._start
-        about = (self._code, state.created.metadata, options, start.apart, unfit)
-        return Execute(start.run_id, start.epoch, state.seq, events, known, *about)

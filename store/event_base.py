@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -67,3 +68,8 @@ class BaseEvent(Model):
         from .events import decode
 
         return decode, (self.model_dump_json(),)
+
+
+def canonical(value: Any) -> str:
+    """JSON text with sorted keys and no spaces, equal for equal values. Raises ValueError for NaN and infinities."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

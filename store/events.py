@@ -7,7 +7,6 @@ event names code to run except the agent reference of `run_created`.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Final, Literal
@@ -23,6 +22,7 @@ from .event_base import Machine as Machine
 from .event_base import Raised as Raised
 from .event_base import ResultSource as ResultSource
 from .event_base import Usage as Usage
+from .event_base import canonical as canonical
 
 Decision = Literal["approve", "reject"]
 Settlement = Literal["happened", "not_happened", "abandon"]
@@ -378,6 +378,13 @@ class Stored:
     epoch: int
     event: Event
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _stored, (self.seq, self.at, self.epoch, encode(self.event))
+
+
+def _stored(seq: int, at: float, epoch: int, text: str) -> Stored:
+    return Stored(seq, at, epoch, decode(text))
+
 
 def encode(event: Event) -> str:
     """The event as JSON text. Raises ValueError for text that is not valid Unicode."""
@@ -392,8 +399,3 @@ def decode(text: str | bytes) -> Event:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise CorruptLog(f"an event cannot be read ({where}: {first['msg']}): {text[:120]!r}") from error
-
-
-def canonical(value: Any) -> str:
-    """JSON text with sorted keys and no spaces, equal for equal values. Raises ValueError for NaN and infinities."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
