@@ -109,7 +109,7 @@ class JournalActor:
     async def _ready(self) -> tuple[Journal, Desk]:
         if self._opening is None or (self._opening.done() and self._opening.exception()):
             self._opening = asyncio.create_task(self._open())
-        return await asyncio.shield(self._opening)
+        return self._opening.result() if self._opening.done() else await asyncio.shield(self._opening)
 
     async def _sweep(self, journal: Journal) -> None:
         while True:

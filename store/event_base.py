@@ -12,6 +12,8 @@ Effect = Literal["read_only", "idempotent_write", "non_idempotent"]
 ResultSource = Literal[
     "tool", "crash", "timeout", "probe", "validation", "cancel", "policy", "rejection", "person", "limit", "loop"
 ]
+Decision = Literal["approve", "reject"]
+Settlement = Literal["happened", "not_happened", "abandon"]
 Fate = Literal["never started", "stopped", "finished", "unknown"]
 """What became of a call that was open when its run was cancelled: it never began; it was stopped before it took effect;
 it came to an end of its own all the same; it may have taken effect."""

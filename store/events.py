@@ -16,16 +16,15 @@ from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 from .errors import CorruptLog
 from .event_base import AgentRef as AgentRef
 from .event_base import BaseEvent
+from .event_base import Decision as Decision
 from .event_base import Effect as Effect
 from .event_base import Fate as Fate
 from .event_base import Machine as Machine
 from .event_base import Raised as Raised
 from .event_base import ResultSource as ResultSource
+from .event_base import Settlement as Settlement
 from .event_base import Usage as Usage
 from .event_base import canonical as canonical
-
-Decision = Literal["approve", "reject"]
-Settlement = Literal["happened", "not_happened", "abandon"]
 
 
 class RunCreated(BaseEvent):
