@@ -10,7 +10,7 @@ import pytest
 from perdure.actors import approvals
 from perdure.actors.approvals import approval_digest
 from perdure.actors.model import ModelReply, ToolUse
-from perdure.actors.tools import Approval, ApprovalAsk, Policy
+from perdure.actors.tools import Approval, ApprovalAsk, Policy, Tool, ToolOptions
 from perdure.store.events import ApprovalRequested, ToolResult
 from perdure.store.log import Leave
 
@@ -28,6 +28,27 @@ async def test_a_gated_call_parks_its_run_and_nothing_of_it_begins() -> None:
     assert question.arguments_schema == paying().schema and "needs approval" in question.reason
     assert office.tools.works == []
     assert await refused(office.log, Leave(RUN, "t0c0", 0)) == "gated"
+    await office.check()
+
+
+@pytest.mark.parametrize(("levels", "end"), [(150, "awaiting_approval"), (300, "completed"), (20_000, "completed")])
+async def test_arguments_of_a_gated_call_are_asked_about_as_deep_as_they_are_taken(levels: int, end: str) -> None:
+    async def give(what: Any) -> str:
+        raise AssertionError("nobody has approved it")
+
+    seen: list[Any] = []
+
+    def ruling(ask: ApprovalAsk) -> str:
+        seen.append(ask.arguments)
+        return "ask"
+
+    raw = '{"what":' + "[" * levels + "1.10" + "]" * levels + "}"
+    gate = Tool(give, ToolOptions("non_idempotent"), "give", Approval(ruling))
+    office = Office([ModelReply(tool_calls=(ToolUse(name="give", raw=raw),)), says("done")], gate)
+    assert await office.drive() == end
+    questions = await office.events(ApprovalRequested)
+    assert [question.arguments for question in questions] == ([raw] if end == "awaiting_approval" else [])
+    assert len(seen) == len(questions)
     await office.check()
 
 
