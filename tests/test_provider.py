@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from pydantic_ai.models.test import TestModel
 
-from perdure.actors.model import ModelError, Stream
+from perdure.actors.model import Interrupted, ModelError, Stream
 from perdure.actors.partial import Partial, interrupted
+from perdure.actors.providers.pace import Pace
 from perdure.actors.providers.provider import Provider
 from perdure.store.events import Usage, canonical
 
@@ -284,6 +285,9 @@ DONE = Says([Text("Done.")])
         ("openai", Says([Text("Half an answer")], cut_after=3)),
         ("openai", Says([Text("Half an answer")], ends_after=3)),
         ("openai", Says([Call("look", '{"x": 1}')], ends_after=3)),
+        ("responses", Says([Text("Half an answer")], cut_after=4)),
+        ("responses", Says([Text("Half an answer")], ends_after=4)),
+        ("responses", Says([Call("look", '{"x": 1}')], ends_after=4)),
         ("openai", Says(frames=[_error("server_error", "The server is overloaded")])),
         ("openai", Says([Text("Half")], ends_after=2, error=_error("server_error", "The server is overloaded"))),
     ],
@@ -311,6 +315,17 @@ async def test_a_provider_without_streams_is_asked_all_the_same() -> None:
         assert [use.name for use in reply.tool_calls] == ["look"] and reply.usage.input_tokens
         results = said(reply, '"seen"')
         assert "seen" in (await asked(Provider("other:x", model), request([HELLO, *results]))).text
+
+
+class MistralModel(TestModel):
+    """A model whose provider says why an answer ends, but not now."""
+
+
+async def test_an_answer_that_does_not_say_why_it_ends_is_none_where_they_do() -> None:
+    provider = Provider("mistral:x", MistralModel())
+    provider.pace = Pace(clock := Clock(), clock.sleep)
+    with pytest.raises(Interrupted, match="the stream ended before the answer did"):
+        await provider.answer(request(), {}, Stream())
 
 
 @BOTH

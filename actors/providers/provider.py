@@ -46,6 +46,20 @@ ROUNDS: Final = "anthropic"
 """Whose client takes the arguments of earlier calls as objects, not as texts."""
 
 
+TELLING: Final = frozenset(
+    {
+        "AnthropicModel",
+        "BedrockConverseModel",
+        "GoogleModel",
+        "GroqModel",
+        "HuggingFaceModel",
+        "MistralModel",
+        "OpenAIChatModel",
+    }
+)
+"""The models of pydantic-ai whose protocols say of each whole answer why it ends."""
+
+
 class NoKey(UsageError):
     """A model has no key here."""
 
@@ -93,8 +107,8 @@ class Provider:
 
     @property
     def _tells(self) -> bool:
-        """Whether each whole answer says why it ends: so it is in the protocols of Anthropic and OpenAI."""
-        return any(kind.__name__ in ("AnthropicModel", "OpenAIChatModel") for kind in type(self.model).__mro__)
+        """Whether each whole answer says why it ends."""
+        return any(kind.__name__ in TELLING for kind in type(self.model).__mro__)
 
     @property
     def at(self) -> str:
