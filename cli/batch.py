@@ -19,7 +19,7 @@ from ..batch.plan import Batch, Plan, batch_name, make_plan
 from ..batch.results import Report, check_output, replacing, results
 from ..client.budgets import cap_after, cap_budget, find_budget
 from ..client.door import Size, is_own, open_door
-from ..client.launching import check_agent
+from ..client.launching import check_agent, check_keys
 from ..store.sql import SqlLog, open_log
 from ..store.states import Status
 from .budget import budget_line
@@ -81,7 +81,7 @@ def batch(db: str, agent: str, dataset: Path, **options: Any) -> None:
     Exit codes: 0 all completed, else that of the worst sample: 1 failed, 5 timed out, 4 cancelled, 3 waits for
     a person; 2 usage; 130 interrupted (everything stays resumable).
     """
-    loaded = check_agent(agent, options["model"], is_own(db, options["address"]))
+    loaded = check_agent(agent, options["model"])
     name = batch_name(options["name"] or f"{dataset.stem}-{loaded.agent.name}")
     work = Batch(name, loaded, Dataset(dataset, options["limit"]), options["model"], chosen_limits(options))
     chosen_caps(options)
@@ -113,6 +113,8 @@ class _Command:
             plan = self._plan = await make_plan(event_log, self._batch, self._options["retry_failed"])
             self._counts = plan.counts
             done = ended(plan.counts) - plan.again
+            if done < plan.total and is_own(self._db, self._options["address"]):
+                check_keys(self._batch.loaded, self._batch.model)
             self._introduce(plan, done)
             if done < plan.total:
                 await event_log.close()

@@ -15,7 +15,7 @@ from ..actors.loading import LoadedAgent
 from ..batch.values import parse, plain
 from ..client.budgets import cap_after, cap_budget
 from ..client.door import Door, is_own, open_door
-from ..client.launching import Request, check_agent, create
+from ..client.launching import Request, check_agent, check_keys, create
 from ..client.outcomes import Outcome, follow, outcome_of
 from ..client.questions import Question, questions
 from ..store.errors import UsageError
@@ -71,7 +71,9 @@ def run(db: str, agent: str, input: str, is_json: bool, metadata: dict[str, str]
     run stays resumable).
     """
     value = read_input(input, is_json)
-    loaded = check_agent(agent, rest["model"], is_own(db, rest["address"]))
+    loaded = check_agent(agent, rest["model"])
+    if is_own(db, rest["address"]):
+        check_keys(loaded, rest["model"])
     fields = {key: plain(text) for key, text in metadata.items()}
     request = Request(value, budget=rest["budget"], correlation_id=plain_text(rest["correlation_id"]), metadata=fields)
     config = asyncio.run(_config(db, loaded, rest))

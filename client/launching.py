@@ -32,12 +32,16 @@ class Request:
     """The name of the budget that it shares with others; there has to be one."""
 
 
-def check_agent(agent: str, model: str | None = None, from_here: bool = False) -> LoadedAgent:
-    """Load an agent and make its model, so that what is wrong with them is told before anything starts. `from_here`:
-    the model will be asked with the environment of this process. Raises UsageError."""
+def check_agent(agent: str, model: str | None = None) -> LoadedAgent:
+    """Load an agent and make its model, so that what is wrong with them is told before anything starts."""
     loaded = load_agent(agent)
-    check_model(model or loaded.agent.model, loaded.folder, loaded.agent.base_url, from_here)
+    check_model(model or loaded.agent.model, loaded.folder, loaded.agent.base_url)
     return loaded
+
+
+def check_keys(loaded: LoadedAgent, model: str | None = None) -> None:
+    """Raises UsageError where this process's environment, in which the model will be asked, lacks its key."""
+    check_model(model or loaded.agent.model, loaded.folder, loaded.agent.base_url, from_here=True)
 
 
 def create(loaded: LoadedAgent, request: Request, config: dict[str, JsonValue] | None = None) -> Create:

@@ -34,7 +34,7 @@ from . import cancel, decisions
 from .budgets import cap_budget, caps_of, find_budget
 from .cancel import Cancelled, Certificate
 from .cluster import Cluster, namespace_digest, remove_actors, store_url
-from .launching import Request, check_agent, create
+from .launching import Request, check_agent, check_keys, create
 from .lease import wait_for_lease
 from .outcomes import Outcome, follow, outcome_of_row
 from .questions import Question, questions
@@ -193,7 +193,9 @@ class Runtime:
         `limits` are fields of Limits that override the agent's. `options` are fields of Request: run_id, batch, budget,
         sample, priority, correlation_id, metadata.
         """
-        loaded = check_agent(agent, model, from_here=self._cluster.address is None)
+        loaded = check_agent(agent, model)
+        if self._cluster.address is None:
+            check_keys(loaded, model)
         return (await self.launch_many(loaded, [Request(input, **options)], model=model, limits=limits))[0]
 
     async def launch_many(

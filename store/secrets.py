@@ -56,13 +56,13 @@ def _shapes() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
         ("A", ("AKIA", "ASIA"), base64, "[0-9A-Z]{16}(?![A-Za-z0-9+/=])"),
         ("A", ("AIza",), base64, r"[\w-]{35}"),
         ("J", ("eyJ",), r"[\w-]", r"[\w-]{10,}+\.eyJ[\w-]{10,}+\.[\w-]{10,}"),
-        ("B", (BEARER,), r"\Z", "[A-Za-z0-9._~+/=-]{20,}"),
-        ("-", ("-----BEGIN ",), r"\Z", _PEM),
+        ("B", (BEARER,), "", "[A-Za-z0-9._~+/=-]{20,}"),
+        ("-", ("-----BEGIN ",), "", _PEM),
     ]
     found: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
     for sign, words, before, rest in kinds:
         for word in words:
-            where = "" if before == r"\Z" else f"(?<!{before}{word})"
+            where = f"(?<!{before}{word})" if before else ""
             found.setdefault(sign, []).append((word, re.compile(word + where + rest, re.ASCII)))
     return found
 

@@ -217,7 +217,7 @@ def test_a_wrong_model_or_script_line_is_told_before_anything_is_made(tmp_path: 
 
 
 @pytest.mark.parametrize("command", ["run", "batch"])
-def test_a_missing_key_is_told_before_anything_is_made(
+def test_a_missing_key_is_told_before_anything_is_launched(
     tmp_path: Path, agent: str, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
@@ -225,7 +225,7 @@ def test_a_missing_key_is_told_before_anything_is_made(
     data.write_text('"x"\n')
     told = refusal(command, agent, data, "--model", "openai:gpt-5-mini", "--db", tmp_path / "runs.db")
     assert "cannot be asked: Set the `OPENAI_API_KEY` environment variable" in told
-    assert not (tmp_path / "runs.db").exists()
+    assert perdure("list", "--json", "--db", tmp_path / "runs.db").stdout == ""
 
 
 def test_bad_input_and_bad_data_sets_are_told_before_anything_starts(tmp_path: Path, agent: str) -> None:

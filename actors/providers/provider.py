@@ -40,12 +40,8 @@ from .pace import Pace, Passing
 
 _EXTRA = re.compile(r"pydantic-ai-slim\[([\w-]+)\]")
 _KEY = re.compile("key|token|credentials", re.IGNORECASE)
-
-
 ROUNDS: Final = "anthropic"
 """Whose client takes the arguments of earlier calls as objects, not as texts."""
-
-
 TELLING: Final = frozenset(
     {
         "AnthropicModel",
