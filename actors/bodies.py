@@ -76,6 +76,10 @@ class JournalActor:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._tasks = RayTasks(settings.namespace)
+        if ray.get_runtime_context().was_current_actor_reconstructed:
+            # calls are under way, and the workers of all tools have ended with the journal that was here before
+            self._tasks.warm(None, False, settings.concurrency)
         self._opening: asyncio.Task[tuple[Journal, Desk]] | None = None
 
     async def _open(self) -> tuple[Journal, Desk]:
@@ -85,9 +89,8 @@ class JournalActor:
 
         event_log = await open_log(self._settings.store)
         await replace_journal(event_log, self._settings.lease_s)
-        tasks = RayTasks(self._settings.namespace)
+        tasks = self._tasks
         journal = Journal(event_log, tasks, self._settings.name)
-        self._tasks = tasks
         name = self._settings.name
         strays = watch_strays(event_log, tasks, name, journal.runs_attempt)
         work = (tasks.watch(), self._sweep(journal), strays, sweep_locks(event_log, name))

@@ -111,11 +111,12 @@ def attempt(work: bytes, namespace: str) -> bytes:
 
 
 @ray.remote(max_retries=0)
-def warm_up(agent: AgentRef, namespace: str) -> None:
-    """Have a worker process load what the attempts of an agent need. What is wrong with the agent, its runs tell."""
-    bind_process(agent)
-    with suppress(UsageError):
-        loaded(agent.ref, agent.digest)
+def warm_up(agent: AgentRef | None, namespace: str) -> None:
+    """Have a worker process load what attempts need, and their agent. What is wrong with the agent, its runs tell."""
+    if agent:
+        bind_process(agent)
+        with suppress(UsageError):
+            loaded(agent.ref, agent.digest)
     journal_handle(namespace)
 
 
@@ -215,15 +216,15 @@ class RayTasks:
             raise TaskDied("it was killed")
         return outcome
 
-    def warm(self, agent: AgentRef, apart: bool, count: int) -> None:
-        """Start workers for the tools of an agent ahead of need, one for each CPU at most.
+    def warm(self, agent: AgentRef | None, apart: bool, count: int) -> None:
+        """Start workers for the tools of an agent, or of any, ahead of need, one for each CPU at most.
 
-        It has to be the journal: a worker serves the tasks of one detached actor.
+        It has to be the journal: a worker serves the tasks of one detached actor, and ends with it.
         """
         total: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         cpus = int(total.get("CPU", 1))
         for _ in range(min(count, cpus)):
-            warm_up.options(runtime_env=code_env(agent, apart)).remote(agent, self._namespace)
+            warm_up.options(runtime_env=code_env(agent, apart) if agent else {}).remote(agent, self._namespace)
 
     def _function(self, agent: AgentRef, options: ToolOptions, apart: bool) -> Any:
         resources = tuple(sorted((options.resources or {}).items()))
