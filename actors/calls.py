@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ..store.events import (
     ApprovalDecided,
@@ -33,8 +33,7 @@ AboutCall = (
 """Events that change an open call."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """A tool call of a turn. It is open until it has its result."""
 
     request: ToolCallRequested
@@ -83,8 +82,7 @@ class Call:
         return self.result is None and (self.unsettled is not None or self.gate in ("asked", "expired"))
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """A model's answer and the calls that it asked for, in order."""
 
     message: AssistantMessage
@@ -99,31 +97,31 @@ def evolve_call(call: Call, event: AboutCall) -> Call | None:
     """An open call after an event about it; None for an answer to what is not asked, or a question out of turn."""
     match event:
         case ToolCallStarted():
-            return replace(call, started_attempt=event.attempt)
+            return call._replace(started_attempt=event.attempt)
         case ToolCallRetried():
-            return replace(call, attempt=event.attempt, unsettled=None)
+            return call._replace(attempt=event.attempt, unsettled=None)
         case ToolCallUnsettled():
-            return replace(call, unsettled=event.why, question=event.event_id)
+            return call._replace(unsettled=event.why, question=event.event_id)
         case ToolResult():
-            return replace(call, result=event)
+            return call._replace(result=event)
         case ApprovalRequested() if call.gate not in ("asked", "expired") and not call.started_attempt:
-            return replace(call, gate="asked", attempt=0, question=event.event_id, asked=event)
+            return call._replace(gate="asked", attempt=0, question=event.event_id, asked=event)
         case ApprovalDecided() if call.gate == "asked" and event.question == call.question:
             if event.decision == "reject":
                 return call  # its result is the next event
-            return replace(call, gate="approved", edited=call.edited if event.arguments is None else event.arguments)
+            return call._replace(gate="approved", edited=call.edited if event.arguments is None else event.arguments)
         case ApprovalExpired() if call.gate == "asked" and event.question == call.question:
-            return replace(call, gate="expired")
+            return call._replace(gate="expired")
         case ToolCallSettled() if call.unsettled is not None and event.question == call.question:
             begun = 0 if event.outcome == "not_happened" else call.started_attempt
-            return replace(call, unsettled=None, started_attempt=begun)
+            return call._replace(unsettled=None, started_attempt=begun)
     return None
 
 
 def of_class(call: Call, raised: Raised) -> Call:
     """An open call of a stricter class than before: what may run of it by now counts as marked."""
     may_run = raised.effect == "non_idempotent" and call.attempt
-    return replace(call, raised=raised.effect, started_attempt=call.attempt if may_run else call.started_attempt)
+    return call._replace(raised=raised.effect, started_attempt=call.attempt if may_run else call.started_attempt)
 
 
 def resumed(call: Call) -> Call:
@@ -131,5 +129,5 @@ def resumed(call: Call) -> Call:
     if not call.waits:
         return call
     if call.gate in ("asked", "expired"):
-        return replace(call, gate="due", question="")
-    return replace(call, unsettled=None)
+        return call._replace(gate="due", question="")
+    return call._replace(unsettled=None)

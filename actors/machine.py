@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..store.budgets import EXACT, ZERO, Amount, tokens
 from ..store.errors import CorruptLog, IllegalTransition
@@ -54,8 +54,7 @@ from .unanswered import is_empty, is_refusal, refused, silent, told_of_silence
 __all__ = ["TRANSITIONS", "Call", "State", "begin", "evolve", "fold", "messages", "next_step"]
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(NamedTuple):
     """A run, folded from its log up to event `seq`. `turn` is the newest answered turn, `past` those before."""
 
     created: RunCreated
@@ -70,10 +69,10 @@ class State:
     """What its present owner holds of the budget that it shares."""
     partial: Partial | None = None
     """What was received of an answer that is not complete."""
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = Usage()
     cost: Decimal = ZERO
     """US dollars, of the model calls whose prices are known."""
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = Limits()
     """Those of the launch, overlaid by what each resume has raised."""
     prices: PriceList | None = None
     notices: tuple[NoticeInjected, ...] = ()
@@ -127,7 +126,7 @@ def evolve(state: State, event: Event) -> State:
     turn = _evolve_turn(state, event)
     open_calls = turn.open_calls if turn else ()
     status = status_after(state.status, event, len(open_calls), sum(call.waits for call in open_calls))
-    return replace(state, seq=state.seq + 1, status=status, turn=turn, **_changes(state, event))
+    return state._replace(seq=state.seq + 1, status=status, turn=turn, **_changes(state, event))
 
 
 def _changes(state: State, event: Event) -> dict[str, Any]:
@@ -195,9 +194,9 @@ def _evolve_turn(state: State, event: Event) -> Turn | None:
         case ToolCallRequested():
             if state.turn is None or event.turn_index != state.turn_count - 1:
                 raise IllegalTransition(state.status, event.type, f"turn {event.turn_index} is not the newest")
-            return replace(state.turn, calls=(*state.turn.calls, Call(event)))
+            return state.turn._replace(calls=(*state.turn.calls, Call(event)))
         case RunRequeued() if state.turn:
-            return replace(state.turn, calls=tuple(resumed(call) for call in state.turn.calls))
+            return state.turn._replace(calls=tuple(resumed(call) for call in state.turn.calls))
         case CodeChanged() if event.raised:
             return _with_raised(state, event)
     if isinstance(event, AboutCall):
@@ -211,7 +210,7 @@ def _with_raised(state: State, event: CodeChanged) -> Turn:
     calls = [
         of_class(call, raised) if (raised := event.raised.get(call.tool_call_id)) else call for call in state.turn.calls
     ]
-    return replace(state.turn, calls=tuple(calls))
+    return state.turn._replace(calls=tuple(calls))
 
 
 def _with_call(state: State, event: AboutCall) -> Turn:
@@ -222,7 +221,7 @@ def _with_call(state: State, event: AboutCall) -> Turn:
     call = evolve_call(calls[at], event)
     if call is None:
         raise IllegalTransition(state.status, event.type, f"call {event.tool_call_id} does not wait for that")
-    return replace(state.turn, calls=(*calls[:at], call, *calls[at + 1 :]))
+    return state.turn._replace(calls=(*calls[:at], call, *calls[at + 1 :]))
 
 
 def fold(events: Iterable[Stored], state: State | None = None) -> State:

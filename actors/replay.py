@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..store.budgets import Amount
 from ..store.events import AssistantMessage, Stored, ToolResult
@@ -104,7 +104,7 @@ def _guarded(limits: Limits, seen: Sequence[Turn], resumed: int, turn: Turn) -> 
     wanted = [Wanted(call.request.name, call.request.arguments, _fits(call)) for call in turn.calls]
     verdicts = judged(limits, seen, resumed, wanted)
     calls = [_refused(call, no) if no else call for call, no in zip(turn.calls, verdicts, strict=True)]
-    return replace(turn, calls=tuple(calls)), [no.source for no in verdicts if no]
+    return turn._replace(calls=tuple(calls)), [no.source for no in verdicts if no]
 
 
 def _fits(call: Call) -> bool:
@@ -114,7 +114,7 @@ def _fits(call: Call) -> bool:
 def _refused(call: Call, no: Refused) -> Call:
     content = plain_error(no.kind, no.why)
     result = ToolResult(tool_call_id=call.tool_call_id, attempt=1, content=content, is_error=True, source=no.source)
-    return replace(call, result=result)
+    return call._replace(result=result)
 
 
 def _cut(state: State, turns: int, stop: Stop, used: Amount) -> Cut:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from decimal import Decimal
 from typing import Any, Final
 
@@ -40,7 +39,7 @@ HEAD: Final = "RUN", "STATUS", "TURNS", "TOKENS", "CREATED", "AGENT", "BATCH", "
 def row_json(row: RunRow, calls: Sequence[CallRow] = ()) -> dict[str, Any]:
     """The projection of a run for a program, and what it waits for."""
     held = None if row.held is None else {"tokens": row.held.tokens, "cost": f"{row.held.cost:f}"}
-    return asdict(row) | {"held": held} | {"usage": row.usage.model_dump(), "waits_for": waits_for(calls) or None}
+    return row._asdict() | {"held": held} | {"usage": row.usage.model_dump(), "waits_for": waits_for(calls) or None}
 
 
 def row_cells(row: RunRow, calls: Sequence[CallRow] = ()) -> tuple[str, ...]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from secrets import token_hex
 from typing import Any, Literal
-from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -62,7 +62,7 @@ class Raised(Model):
 class BaseEvent(Model):
     """What every event has; `events` has them all."""
 
-    event_id: str = Field(default_factory=lambda: uuid4().hex)
+    event_id: str = Field(default_factory=lambda: token_hex(16))
     v: Literal[1] = 1
 
     def __reduce__(self) -> tuple[Any, ...]:

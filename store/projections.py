@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
@@ -141,7 +140,7 @@ class Fold:
 
     @property
     def row(self) -> RunRow:
-        return replace(self._row, status=self.status, seq=self._seq, **self._changes)
+        return self._row._replace(status=self.status, seq=self._seq, **self._changes)
 
     @property
     def open_calls(self) -> tuple[CallRow, ...]:
@@ -234,8 +233,7 @@ def fold_call(calls: Mapping[str, CallRow], run_id: str, event: Event, seq: int,
                 raise IllegalTransition("requested", event.type, f"call id {event.tool_call_id} is not unique")
             return CallRow(run_id, event.tool_call_id, event.turn_index, event.name, event.effect)
         case ToolCallStarted():
-            return replace(
-                calls[event.tool_call_id],
+            return calls[event.tool_call_id]._replace(
                 started_attempt=event.attempt,
                 nonce=event.nonce,
                 started_at=now,
@@ -247,34 +245,34 @@ def fold_call(calls: Mapping[str, CallRow], run_id: str, event: Event, seq: int,
                 lock=event.lock,
             )
         case ToolResult():
-            return replace(_open_call(calls, event), result_seq=seq, result_id=event.event_id, due_at=None)
+            return _open_call(calls, event)._replace(result_seq=seq, result_id=event.event_id, due_at=None)
         case TurnStarted() | BudgetReserved() | AssistantDelta() | AssistantMessage() | NoticeInjected():
             return None  # as the rest, but at once: they are frequent
         case ToolCallRetried():
-            return replace(calls[event.tool_call_id], attempt=event.attempt, unsettled=False, nonce="")
+            return calls[event.tool_call_id]._replace(attempt=event.attempt, unsettled=False, nonce="")
         case ToolCallProbed():
             return _with_evidence(calls[event.tool_call_id], event)
         case ToolEvidence():
             call = _with_evidence(calls[event.tool_call_id], event)
-            return call if event.is_error else replace(call, evidence_seq=seq)
+            return call if event.is_error else call._replace(evidence_seq=seq)
         case ToolCallUnsettled():
             call = calls[event.tool_call_id]
-            return replace(call, unsettled=True, question=event.event_id, decision_text="")
+            return call._replace(unsettled=True, question=event.event_id, decision_text="")
         case ApprovalRequested():
             return _asked(_open_call(calls, event), event, now)
         case ApprovalDecided():
             call = _decided(calls[event.tool_call_id], event, now)
-            return replace(call, gate="approved" if event.decision == "approve" else call.gate, due_at=None)
+            return call._replace(gate="approved" if event.decision == "approve" else call.gate, due_at=None)
         case ApprovalExpired():
-            return replace(calls[event.tool_call_id], gate="expired", due_at=None)
+            return calls[event.tool_call_id]._replace(gate="expired", due_at=None)
         case ToolCallSettled():
-            call = replace(_decided(calls[event.tool_call_id], event, now), unsettled=False)
-            return replace(call, started_attempt=0) if event.outcome == "not_happened" else call
+            call = _decided(calls[event.tool_call_id], event, now)._replace(unsettled=False)
+            return call._replace(started_attempt=0) if event.outcome == "not_happened" else call
     return None
 
 
 def _with_evidence(call: CallRow, event: ToolEvidence | ToolCallProbed) -> CallRow:
-    return replace(call, evidence_ids=f"{call.evidence_ids} {event.event_id}".strip())
+    return call._replace(evidence_ids=f"{call.evidence_ids} {event.event_id}".strip())
 
 
 def _open_call(calls: Mapping[str, CallRow], event: ToolResult | ApprovalRequested) -> CallRow:
@@ -291,18 +289,17 @@ def _raised(call: CallRow | None, raised: Raised, event: CodeChanged, now: float
         raise IllegalTransition("closed", event.type, "a call that is raised is not open")
     if STRICTNESS.index(raised.effect) <= STRICTNESS.index(call.effect):
         raise IllegalTransition(call.effect, event.type, f"call {call.tool_call_id} is of that class or a stricter one")
-    call = replace(call, effect=raised.effect)
+    call = call._replace(effect=raised.effect)
     if raised.effect != "non_idempotent" or not call.attempt:
         return call
-    return replace(call, started_attempt=call.attempt, started_at=now, hold_s=raised.hold_s)
+    return call._replace(started_attempt=call.attempt, started_at=now, hold_s=raised.hold_s)
 
 
 def _asked(call: CallRow, event: ApprovalRequested, now: float) -> CallRow:
     """A call is put to a person; it has no attempt until it is approved."""
     if call.gate in ("asked", "expired"):
         raise IllegalTransition(call.gate, event.type, f"call {call.tool_call_id} is asked about already")
-    return replace(
-        call,
+    return call._replace(
         gate="asked",
         attempt=0,
         question=event.event_id,
@@ -318,14 +315,14 @@ def _decided(call: CallRow, event: ApprovalDecided | ToolCallSettled, now: float
     what = _WORDS[event.decision if isinstance(event, ApprovalDecided) else event.outcome]
     when = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     text = f"{what} by {event.by} at {when}" + (f": {event.reason}" if event.reason else "")
-    return replace(call, decided=f"{call.decided} {event.event_id}".strip(), decision_text=text)
+    return call._replace(decided=f"{call.decided} {event.event_id}".strip(), decision_text=text)
 
 
 def _to_be_asked_anew(call: CallRow) -> CallRow:
     """A waiting call of a run that is resumed: nobody has answered, and the question stands no more."""
     if call.gate in ("asked", "expired"):
-        return replace(call, gate="due", question="", due_at=None)
-    return replace(call, unsettled=False)
+        return call._replace(gate="due", question="", due_at=None)
+    return call._replace(unsettled=False)
 
 
 def add_usage(a: Usage, b: Usage) -> Usage:

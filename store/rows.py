@@ -1,10 +1,14 @@
-"""The projections of a log: one row a run, one a tool call, and the leases of who works on the store."""
+"""The projections of a log: one row a run, one a tool call, and the leases of who works on the store.
+
+The rows are tuples: every append makes some anew, with a few values changed, and no other kind of value does that as
+quickly.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from .budgets import Amount
 from .events import Decision, Usage
@@ -17,8 +21,7 @@ Clock = Callable[[], float]
 """Seconds since the epoch on the store's clock."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunRow:
+class RunRow(NamedTuple):
     """The projection of a run, updated in the transaction of every append. `seq` is the newest event's."""
 
     run_id: str
@@ -33,7 +36,7 @@ class RunRow:
     created_at: float
     updated_at: float
     turns: int = 0
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = Usage()
     cancel: bool = False
     claim_id: str = ""
     charges: tuple[float, ...] = ()
@@ -58,8 +61,7 @@ class RunRow:
     """What is reserved there for its model call."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallRow:
+class CallRow(NamedTuple):
     """The projection of a tool call. It is open while `result_seq` is None."""
 
     run_id: str

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from decimal import Decimal
 from operator import attrgetter
 from typing import Any, Final
@@ -179,9 +178,8 @@ blobs: Final = Table(
 )
 
 _USAGE_AT: Final = list(runs.c.keys()).index(_USAGE[0])
-_CALL_FIELDS: Final = tuple(field.name for field in fields(CallRow))
+_CALL_FIELDS: Final = CallRow._fields
 _UNSETTLED_AT: Final = _CALL_FIELDS.index("unsettled")
-_call_values: Final[Callable[[CallRow], tuple[Any, ...]]] = attrgetter(*_CALL_FIELDS)
 _usage_values: Final[Callable[[Usage], tuple[Any, ...]]] = attrgetter(*_USAGE)
 _lease_values: Final[Callable[[Lease], tuple[Any, ...]]] = attrgetter(*leases.c.keys())
 
@@ -242,7 +240,7 @@ def call_row(row: Sequence[Any]) -> CallRow:
 
 def call_values(call: CallRow, request_seq: int) -> tuple[Any, ...]:
     """The row of `calls` for a projection; `request_seq` is the seq of the call's request and keeps the order."""
-    return (*_call_values(call), request_seq)
+    return (*call, request_seq)
 
 
 def budget_row(row: Sequence[Any]) -> Budget:

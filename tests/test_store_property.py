@@ -240,7 +240,7 @@ def plain(events: Sequence[Stored]) -> list[object]:
 
 
 def calls_without_ids(calls: Sequence[CallRow]) -> list[CallRow]:
-    return [replace(call, result_id="", decided=str(len(call.decided.split()))) for call in calls]
+    return [call._replace(result_id="", decided=str(len(call.decided.split()))) for call in calls]
 
 
 def refold(run_id: str, stored: Sequence[Stored]) -> tuple[RunRow, list[CallRow]]:
