@@ -243,10 +243,10 @@ class Runtime:
         return await outcome_of_row(self.log, row)
 
     async def resume(self, run_ids: Iterable[str], *, limits: Mapping[str, object] | None = None) -> list[Run]:
-        """Requeue failed, cancelled and timed out runs; others go on by themselves.
+        """Requeue failed, cancelled and timed out runs; those that are live go on by themselves.
 
         `limits` are fields of Limits, raised from here on, or None where they are lifted: what is spent and counted
-        stays. Raises UsageError, also for a limit that would be lower than it is.
+        stays. Raises UsageError: for a run that is completed, and for a limit that would be lower than it is.
         """
         rows = [await requeue(self.log, run_id, "python", limits) for run_id in run_ids]
         await self.nudge(row.run_id for row in rows)
