@@ -209,15 +209,18 @@ async def test_a_send_longer_than_every_lease_is_dispatched_once(bench: Bench) -
 
 async def test_tools_that_do_not_end_are_stopped_at_their_timeout_and_hold_up_nobody(bench: Bench) -> None:
     ways = [("glance", "sleep"), ("glance", "spin"), ("dart", "sleep"), ("glance", "grind"), ("dart", "grind")]
-    endless, others = [], list[Case]()
-    for name, how in ways:
+
+    async def begun(name: str, how: str) -> Case:
         case = await bench.start([(name, f"{how},act")])
         await case.begun()
-        endless.append(case)
-        if how == "grind" and not others:  # of the two CPUs that there are at least, it holds one
-            others = [await bench.start([("put", "act")]) for _ in range(5)]
-            for other in others:
-                assert (await other.outcome()).status == "completed"
+        return case
+
+    endless = [await begun(*way) for way in ways[:-1]]
+    grinding = endless[-1]  # it holds one of the two CPUs that there are at least
+    others = [await bench.start([("put", "act")]) for _ in range(5)]
+    for case in others:
+        assert (await case.outcome()).status == "completed"
+    endless.append(await begun(*ways[-1]))
     for case, (name, how) in zip(endless, ways, strict=True):
         assert (await case.outcome()).status == "completed"
         (result,) = [stored for stored in await case.events() if isinstance(stored.event, ToolResult)]
@@ -229,7 +232,7 @@ async def test_tools_that_do_not_end_are_stopped_at_their_timeout_and_hold_up_no
         assert result.event.pid == case.ledger("begin")[0].pid
         assert len(case.ledger("probe")) == (name == "dart") == (await case.kinds()).count("tool_call_probed")
     ends = [stored.at for case in others for stored in await case.events() if isinstance(stored.event, RunCompleted)]
-    assert max(ends) < endless[-2].ledger("begin")[0].at + TIMEOUT_S + GRACE_S
+    assert max(ends) < grinding.ledger("begin")[0].at + TIMEOUT_S + GRACE_S
 
 
 async def test_a_model_call_that_dies_with_its_actor_is_charged_as_reserved_in_its_budget(bench: Bench) -> None:
