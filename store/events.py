@@ -378,7 +378,11 @@ class Stored:
     event: Event
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Stored, (self.seq, self.at, self.epoch, self.event)
+        return _stored, (self.seq, self.at, self.epoch, encode(self.event))
+
+
+def _stored(seq: int, at: float, epoch: int, text: str) -> Stored:
+    return Stored(seq, at, epoch, decode(text))
 
 
 def encode(event: Event) -> str:
